@@ -203,9 +203,12 @@ def _damage_of_facts(kind: str, content: Mapping[str, Any]) -> str | None:
         if not (isinstance(content.get(name), type_) or (may_lack and content.get(name) is None)):
             return f"{name} is no {type_.__name__}"
     for op, ways in (content.get("lines") or {}).items():
-        counts = ways.values() if isinstance(ways, dict) else [None]
-        if not all(isinstance(of, dict) and {"own", "with_shared"} <= of.keys() for of in counts):
+        if not isinstance(ways, dict):
             return f"lines of {op} are no counts"
+        for way, of in ways.items():
+            counts = of if isinstance(of, dict) else {}
+            if not all(_is_count(counts.get(name)) for name in ("own", "with_shared")):
+                return f"lines of {op}, {way} are no counts"
     if kind == "tests":
         wrong = (name for name in COUNTS if not isinstance(content[name], int))
         return next((f"{name} is no number" for name in wrong), None)
@@ -236,9 +239,12 @@ def _is_number(value: Any) -> bool:
     return _is_finite(value) and value >= 0
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and _is_number(value)
+
+
 def _is_shape(value: Any) -> bool:
-    is_one = isinstance(value, (list, tuple))
-    is_one = is_one and all(isinstance(size, int) and _is_number(size) for size in value)
+    is_one = isinstance(value, (list, tuple)) and all(map(_is_count, value))
     return is_one and math.prod(value) < LARGEST
 
 
@@ -269,8 +275,10 @@ ENTRIES: dict[str, Check] = {
     **dict.fromkeys((*TIMES, *SPEEDS, "host_us"), POSITIVE),
     **dict.fromkeys(ERRORS, ERROR),
     **dict.fromkeys(("bytes", "flops", "samples", "peak_bytes", "first_call_ms"), NUMBER),
-    **dict.fromkeys(("launches", "exposed"), NUMBER),
+    **dict.fromkeys(("launches", "exposed"), ("count", _is_count)),
 }
+# Entries of a row of an op that may be None, such as where an instrument found none.
+OPTIONAL = ("how", "workload", "host_us", "peak_bytes", "launches", "exposed")
 
 
 def _is_of_op(row: Any) -> bool:
@@ -286,8 +294,9 @@ def _damage(row: Any, is_of_op: bool) -> str | None:
         return "it is no object"
     needed = (*KEY, "bars") if is_of_op else ()
     for name, (what, is_one) in ENTRIES.items():
-        value = row.get(name)
-        if (value is not None or name in needed) and not is_one(value):
+        may_be_none = name in OPTIONAL or not is_of_op
+        lacks = name not in row or (row[name] is None and may_be_none)
+        if (name in needed or not lacks) and not is_one(row.get(name)):
             return f"{name} is no {what}"
     if not is_of_op:
         return None

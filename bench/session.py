@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,33 +148,16 @@ def check_same_gpu(older: Sequence[Mapping[str, Any]], gpu: str | None) -> None:
             )
 
 
-@contextlib.contextmanager
-def compilers(fresh: bool) -> Iterator[None]:
-    """Has compilers work in this process, and with `fresh` as if they had never run before.
+def compile_in_this_process() -> None:
+    """Has torch.compile start no workers, unless a variable says how many.
 
-    Workers of torch.compile's take the host's time from what is measured first: cases of less than
-    100 us came out several times slower than in other runs.
+    Workers take the host's time from what is measured first: cases of less than 100 us came out
+    several times slower than in other runs.
     """
     import torch._inductor.config as inductor
 
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
         inductor.compile_threads = 1
-    if not fresh:
-        yield
-        return
-    names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-    before = {name: os.environ.get(name) for name in names}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in names:
-            os.environ[name] = str(Path(folder, name.lower()))
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
 
 
 def read(paths: Iterable[Path], ops: Sequence[str]) -> Done:
@@ -208,17 +189,12 @@ def measure_all(
     plan: Plan,
     tell: Callable[[str], None],
     instruments: Instruments | None = None,
-    **facts: Any,
 ) -> Done:
-    """Measures, and keeps what was measured however it ends.
-
-    Args:
-        facts: what else is to stand in reports.
-    """
+    """Measures, and keeps what was measured however it ends."""
     instruments = instruments or GPU
     instruments.check()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    done = Done(gpu, facts=dict(facts))
+    done = Done(gpu)
     planned, measured = sum(len(cases) for _, cases in plan.benchmarks), 0
     try:
         for benchmark, cases in plan.benchmarks:

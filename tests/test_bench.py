@@ -407,7 +407,7 @@ def test_results_come_back(tmp_path):
         ({"time_us": "fast"}, "row 1: time_us is no positive number"),
         ({"time_us": 0}, "row 1: time_us is no positive number"),
         ({"bars": None}, "row 1: bars is no list"),
-        ({"bars": [3]}, "row 1: bars are not as they should be"),
+        ({"bars": [3]}, "row 1: bars is no list of bars"),
         ({"options": None}, "row 1: options is no dict"),
         ({"shape": "4x4"}, "row 1: shape is no list"),
         ({"provider": 3}, "row 1: provider is no str"),
@@ -426,8 +426,8 @@ def test_results_come_back(tmp_path):
         ({"worst_ulp": -1}, "row 1: worst_ulp is no error"),
         ({"failing": "many"}, "row 1: failing is no error"),
         ({"time_us": 1e-3}, "row 1: the median is not between the percentiles"),
-        ({"bars": [{"name": "a", "bound": "x", "met": True}]}, "row 1: bars are not as they"),
-        ({"bars": [{"name": "a", "bound": 1, "met": 1}]}, "row 1: bars are not as they should"),
+        ({"bars": [{"name": "a", "bound": "x", "met": True}]}, "row 1: bars is no list of bars"),
+        ({"bars": [{"name": "a", "bound": 1, "met": 1}]}, "row 1: bars is no list of bars"),
     ],
 )
 def test_damaged_results_are_told(changes, message, tmp_path):
@@ -468,6 +468,7 @@ def test_a_time_without_its_band_is_told(tmp_path):
         ({"incomplete": True}, "is damaged: incomplete is no str"),
         ({"lines": {"toy": 3}}, "is damaged: lines of toy are no counts"),
         ({"lines": {"toy": {"cuda": {"own": 1}}}}, "is damaged: lines of toy, cuda are no counts"),
+        ({"lines": {"toy": {"cuda": 3}}}, "is damaged: lines of toy, cuda are no counts"),
     ],
 )
 def test_damaged_facts_are_told(facts, message, tmp_path):

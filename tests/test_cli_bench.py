@@ -206,16 +206,16 @@ def test_ranking(fake_gpu, tmp_path):
     assert report["lines"]["toy"]["torch"]["own"] > 0
 
 
-def test_compilers_start_anew(monkeypatch):
-    import os
+def test_compilers_have_no_workers(monkeypatch):
+    import torch._inductor.config as inductor
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", "before")
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    with session.compilers(fresh=True):
-        assert os.environ["TRITON_CACHE_DIR"] != "before"
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"]
-    assert os.environ["TRITON_CACHE_DIR"] == "before"
-    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    monkeypatch.setattr(inductor, "compile_threads", 7)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "7")
+    session.compile_in_this_process()
+    assert inductor.compile_threads == 7
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
+    session.compile_in_this_process()
+    assert inductor.compile_threads == 1
 
 
 def test_pictures(tmp_path):

@@ -8,7 +8,7 @@ from backends import DEVICE
 from torch import nn
 
 import diglot
-from diglot.tools.module_costs import ModuleTrace
+from diglot.tools.module_costs import module_costs
 from diglot.tools.module_scopes import PREFIX, module_scopes
 from diglot.tools.trace import Trace
 
@@ -113,9 +113,9 @@ def test_kernels_on_a_gpu_belong_to_modules():
             event("kernel", "gemm_backward", 80, 11, 9, correlation=2),
         ]
     )  # fmt: skip
-    found = ModuleTrace(trace)
+    found = module_costs(trace)
     for name in ("Net", "head"):
-        cost = found.costs[name]
+        cost = found[name]
         assert (cost.forward_us, cost.backward_us, cost.launches) == (7, 11, 2)
 
 

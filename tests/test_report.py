@@ -357,7 +357,7 @@ def test_numbers_that_are_none(write):
         (benchmark(3), "is damaged: row 0: it is no object"),
         (benchmark(row(), row(time_us="fast")), "row 1: time_us is no positive number"),
         (benchmark(row(time_us=-1)), "row 0: time_us is no positive number"),
-        (benchmark(row(p20_us=None)), "row 0: it has not all of time_us, p20_us, p80_us"),
+        (benchmark(row(p20_us=None)), "row 0: p20_us is no positive number"),
         (benchmark(row(shape=[2**63, 2**63])), "row 0: shape is no list of sizes"),
         (benchmark(row(provider=3)), "row 0: provider is no str"),
         (benchmark(row(tb_per_s=-1)), "row 0: tb_per_s is no positive number"),

@@ -58,7 +58,6 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
     type=click.Choice(["measured", "model", "invariant"]),
     help="Time our kernels under these plans, beside their usual ones.",
 )
-@click.option("--fresh-caches", is_flag=True, help="Give compilers empty caches.")
 @click.option("--results", metavar="DIR", help="Write DIR/<gpu>/<op>.json after each op.")
 @click.option("--json", "json_file", metavar="FILE", help="Write all rows as JSON.")
 @click.option("--csv", "csv_file", metavar="FILE", help="Write all rows as CSV.")
@@ -88,7 +87,6 @@ def bench(
     seed: int,
     jobs: int,
     plans: str | None,
-    fresh_caches: bool,
     results: str | None,
     json_file: str | None,
     csv_file: str | None,
@@ -148,14 +146,14 @@ def bench(
     else:
         plan = session.plan(ops, selection, None if results is None else Path(results), force)
         session.check_gpu(older)
-        with session.compilers(fresh_caches), ended_as_interrupted():
+        session.compile_in_this_process()
+        with ended_as_interrupted():
             if models and jobs:
                 names = [benchmark.op for benchmark, _ in plan.benchmarks]
                 distribution.compile_beforehand(names, seed, jobs)
             done = session.measure_all(
                 plan,
                 lambda text: messages.print(text, markup=False),
-                fresh_caches=fresh_caches,
             )
     session.check_same_gpu(older, done.gpu)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from diglot.tools.module_scopes import PREFIX
@@ -36,44 +35,31 @@ class _Place:
     is_backward: bool = False
 
 
-class ModuleTrace:
-    """A trace, by modules.
+def module_costs(trace: Trace) -> dict[str, ModuleCost]:
+    """By a module's name, what it took, in the order in which modules were called."""
+    places, costs = _find_places(trace), dict[str, ModuleCost]()
+    for span in trace.spans:
+        if span.kind == "module":
+            costs.setdefault(_name(span), ModuleCost()).calls += 1
 
-    Attributes:
-        costs: by a module's name, what it took, in the order in which modules were called.
-    """
+    def around(span: Span | None) -> list[ModuleCost]:
+        return [costs[name] for name in set(places[id(span)].modules)] if span else []
 
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._places = _find_places(trace)
-        self.costs: dict[str, ModuleCost] = {}
-        for span in trace.spans:
-            if span.kind == "module":
-                self.costs.setdefault(_name(span), ModuleCost()).calls += 1
-        for span in trace.spans:
-            for cost in self._costs_at(span):
-                cost.allocated += span.allocated
-        for timed, us in self._timed():
-            for cost in self._costs_at(timed):
-                if self._place(timed).is_backward:
-                    cost.backward_us += us
-                else:
-                    cost.forward_us += us
-        for kernel in trace.kernels:
-            for cost in self._costs_at(kernel.launched_by):
-                cost.launches += 1
-
-    def _timed(self) -> Iterator[tuple[Span | None, float]]:
-        """Spans, and microseconds that are theirs alone: on a GPU, of a kernel of theirs."""
-        if self._trace.has_device:
-            return ((of.launched_by, of.us) for of in self._trace.kernels)
-        return ((span, span.self_us) for span in self._trace.spans)
-
-    def _place(self, span: Span | None) -> _Place:
-        return self._places[id(span)] if span else _Place()
-
-    def _costs_at(self, span: Span | None) -> list[ModuleCost]:
-        return [self.costs[name] for name in set(self._place(span).modules)]
+    for span in trace.spans:
+        for cost in around(span):
+            cost.allocated += span.allocated
+    on_device = ((kernel.launched_by, kernel.us) for kernel in trace.kernels)
+    on_host = ((span, span.self_us) for span in trace.spans)
+    for timed, us in on_device if trace.has_device else on_host:
+        for cost in around(timed):
+            if places[id(timed)].is_backward:
+                cost.backward_us += us
+            else:
+                cost.forward_us += us
+    for kernel in trace.kernels:
+        for cost in around(kernel.launched_by):
+            cost.launches += 1
+    return costs
 
 
 def _find_places(trace: Trace) -> dict[int, _Place]:

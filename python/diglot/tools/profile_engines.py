@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from diglot.tools import proton
-from diglot.tools.module_costs import ModuleTrace
+from diglot.tools.module_costs import ModuleCost, module_costs
 from diglot.tools.profile_tables import launch_table, module_table
 from diglot.tools.regimes import peak_gb_per_s
 from diglot.tools.trace import Trace
@@ -111,9 +111,9 @@ class TorchEngine(Engine):
         return torch.profiler.record_function(name)
 
     @cached_property
-    def modules(self) -> ModuleTrace:
-        """The same by modules."""
-        return ModuleTrace(self.trace)
+    def modules(self) -> dict[str, ModuleCost]:
+        """What modules cost."""
+        return module_costs(self.trace)
 
     def table(self, rows: int, by_shape: bool) -> str:
         """PyTorch's own table, by time on the GPU, or without one on the CPU."""
@@ -130,8 +130,8 @@ class TorchEngine(Engine):
     def lines(self, rows: int, by_shape: bool = False) -> list[str]:
         peak = peak_gb_per_s(torch.cuda.get_device_name()) if self.trace.has_device else None
         lines = [self.table(rows, by_shape), launch_table(self.trace, rows, peak, self.moved)]
-        if self.modules.costs:
-            lines += ["", module_table(self.modules.costs, rows, self.trace.has_device)]
+        if self.modules:
+            lines += ["", module_table(self.modules, rows, self.trace.has_device)]
         return lines
 
 

@@ -266,7 +266,7 @@ class profile:
 
     def modules(self) -> dict[str, ModuleCost]:
         """What modules cost, by name, in the order in which they were called (engine "torch")."""
-        return self._torch().modules.costs
+        return self._torch().modules
 
     def stacks(self) -> dict[tuple[str, ...], float]:
         """Microseconds by stack, outermost first: on the GPU, or without one on the CPU."""
