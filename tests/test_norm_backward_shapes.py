@@ -17,8 +17,9 @@ from diglot.backends.tunables import use_tunables
 
 H200 = Device(90, 132, 233_472, True)
 SKIPPED = "norm_backward.cuda.skipped_shapes"
-# Sums of few rows have groups, too.
+# Sums of few rows have groups, too; or short rows may have one group, too.
 GROUPED = {"norm_backward.cuda.one_group_rows": 0}
+ALONE = {"norm_backward.cuda.one_group_rows": 128}
 # Rows that fill their threads, that leave lanes or whole accesses idle, and that are odd.
 LENGTHS = (64, 768, 1032, 1280, 2880, 77)
 
@@ -55,10 +56,10 @@ def variant_of(op: str, x: torch.Tensor) -> str:
     return planned(op, x).variant
 
 
-# Few rows, which one group has, on an H200: of one block; of a cluster; of the grid.
-ALONE = {
+# Few rows, which one group has, on an H200; in CUDA C++ a single row, and rows of the grid.
+FEW = {
     "triton": [(1, 768), (2, 2048), (3, 4096), (4, 3584), (1, 50257)],
-    "cuda": [(1, 768), (2, 2048), (3, 4096), (4, 3584), (1, 12288), (9, 2048), (11, 256_000)],
+    "cuda": [(1, 768), (1, 12288), (7, 1_000_003), (3, 600_000)],
 }
 
 
@@ -67,12 +68,22 @@ ALONE = {
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_few_rows_take_one_launch(backend, op):
     """The sums of the only group are the gradients of weight and bias."""
-    for shape in [*ALONE[backend], *([(7, 1_000_003), (54, 50265)] if backend == "cuda" else [])]:
+    for shape in FEW[backend]:
         x = torch.empty(shape, device="meta", dtype=torch.bfloat16)
         assert len(planned(op, x, backend).launches) == 1, shape
-    for shape in ((1000, 4096), (4096, 768), (100_003, 77)):
+    for shape in ((9, 2048), (16, 16384), (1000, 4096), (4096, 768), (100_003, 77)):
         x = torch.empty(shape, device="meta", dtype=torch.bfloat16)
         assert len(planned(op, x, backend).launches) == 2, shape
+
+
+@needs_extension
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_short_rows_may_take_one_launch(op):
+    """Of a block, of a cluster, of the grid."""
+    for shape in ((2, 2048), (9, 2048), (12, 12288), (54, 50265)):
+        x = torch.empty(shape, device="meta", dtype=torch.bfloat16)
+        with use_tunables(ALONE):
+            assert len(planned(op, x).launches) == 1, shape
 
 
 @needs_cuda
@@ -87,14 +98,15 @@ def test_blocks_of_the_grid_share_few_long_rows():
     ):
         x = torch.empty(shape, device="meta", dtype=dtype)
         for device in devices:
-            made = planned("layer_norm", x, device=device)
+            with use_tunables(ALONE):
+                made = planned("layer_norm", x, device=device)
             (launch,) = made.launches
             assert made.variant.startswith("a row across the grid"), (shape, made.variant)
             assert launch.grid[0] <= device.multiprocessors and "cooperative" in launch.flags
             assert made.scratch.lifetime == "call" and made.scratch.zeroed == 16
         with use_plans("invariant"):
             assert not planned("layer_norm", x).variant.startswith("a row across the grid")
-        with use_tunables({"norm_backward.cuda.grid_blocks": 1}):
+        with use_tunables({"norm_backward.cuda.grid_blocks": 1, **ALONE}):
             assert not planned("layer_norm", x).variant.startswith("a row across the grid")
 
 
@@ -106,7 +118,7 @@ def test_every_shape_of_one_group(backend, op, n, parameters):
     """Teams of a block, of a cluster and of the grid, one after the other."""
     norm, variants = Norm.draw(op, (5, n), torch.bfloat16, parameters), set()
     for skipped in range(0, 17, 1 if n > 100 else 4):
-        with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 1}):
+        with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 1, **ALONE}):
             variants.add(norm.check(backend)[-1].variant)
     found = ("block", "cluster", "grid") if n > 100 else ("block",)
     places = {"block": r"in (lanes|shared)", "cluster": "across a cluster", "grid": "the grid"}
@@ -120,7 +132,7 @@ def test_the_model_uses_every_multiprocessor():
     many = {(4096, 16384): "a row in shared memory", (65536, 768): "rows in lanes"}
     few = {(16, 16384): "a row across a cluster", (64, 768): "a row in shared memory"}
     alone = {(16, 16384): "a row across the grid", (2, 2048): "a row in shared memory"}
-    for held, wanted in (({}, many | alone), (GROUPED, many | few)):
+    for held, wanted in ((ALONE, many | alone), ({}, many | few)):
         for (rows, n), variant in wanted.items():
             x = torch.empty(rows, n, device="meta", dtype=torch.bfloat16)
             with use_tunables(held):
@@ -195,7 +207,7 @@ def test_blocks_of_the_grid_meet_again(backend, op, n):
     """They have more rows than teams, so that they exchange sums several times."""
     norm, variants = Norm.draw(op, (60, n)), []
     for skipped in range(6):
-        with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 1}):
+        with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 1, **ALONE}):
             variants.append(norm.check(backend)[-1].variant)
     assert any(variant.startswith("a row across the grid") for variant in variants), variants
 

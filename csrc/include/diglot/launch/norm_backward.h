@@ -125,10 +125,11 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
     for (const auto& [slice, starts] : slices) {
       rows.count = slice, rows.starts = starts;
       if (fields == 0) rows.groups = 0;
-      // Few rows may have one group, whose sums are the results.
+      // Few long rows may have one group, whose sums are the results.
       const bool is_one = slices.size() == 1;
-      const bool may_be_alone =
-          is_one && !is_invariant && slice <= planner.tuned(Tunable::kNormBackwardOneGroupRows);
+      const int64_t kibibytes = (n * static_cast<int64_t>(sizeof(T)) + 1023) / 1024;
+      const int64_t most_alone = planner.tuned(Tunable::kNormBackwardOneGroupRows, kibibytes);
+      const bool may_be_alone = is_one && !is_invariant && slice <= most_alone;
       const auto attempt = [&](auto shape, const NormFit& fit) {
         using Shape = decltype(shape);
         constexpr auto kKernel = Kernels::template rows<Shape>();
