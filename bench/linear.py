@@ -61,6 +61,12 @@ def _flops(case: Case, tensors: Tensors) -> int:
     return 2 * m * n * k
 
 
+def _shape(elements: int) -> tuple[int, int, int]:
+    """As many tokens as features, at most so many elements."""
+    side = 1 << (max(1, elements).bit_length() - 1) // 2
+    return side, side, side
+
+
 def _over_torch(row: Row, rows: Rows) -> float:
     return float(rows["torch"]["time_us"] / row["time_us"])
 
@@ -75,6 +81,7 @@ benchmark = Benchmark(
     expected=expected_of(SPEC),
     bytes_moved=_bytes_moved,
     flops=_flops,
+    shape=_shape,
     takes=lambda case: len(case.shape) == 3,
     bars=[
         Bar(
@@ -95,7 +102,7 @@ benchmark = Benchmark(
 
 benchmark.ours({"forward": diglot.linear})
 FUNCTIONS: dict[str, Function] = {"forward": F.linear}
-benchmark.way("torch", FUNCTIONS)
+benchmark.way("torch", FUNCTIONS, code=[F.linear])
 
 
 def _layer(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -103,5 +110,5 @@ def _layer(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tor
     return input @ weight.mT + bias
 
 
-benchmark.compiled({"forward": F.linear})
+benchmark.compiled({"forward": _layer})
 benchmark.way("formula", {"forward": _layer})

@@ -53,6 +53,12 @@ def _flops(case: Case, tensors: Tensors) -> int:
     return 2 * m * n * k
 
 
+def _shape(elements: int) -> tuple[int, int, int]:
+    """Square matrices of at most so many elements, in whole tiles where they are that large."""
+    side = 1 << (max(1, elements).bit_length() - 1) // 2
+    return side, side, side
+
+
 def _over_torch(row: Row, rows: Rows) -> float:
     """Speed as a multiple of torch.mm's, which is cuBLAS, in the same layout."""
     return float(rows["torch"]["time_us"] / row["time_us"])
@@ -92,6 +98,7 @@ benchmark = Benchmark(
     expected=_expected,
     bytes_moved=_bytes_moved,
     flops=_flops,
+    shape=_shape,
     keywords=lambda case: {},
     takes=lambda case: len(case.shape) == 3,
     bars=[
@@ -125,7 +132,7 @@ benchmark = Benchmark(
 
 benchmark.ours({"forward": diglot.matmul})
 FUNCTIONS: dict[str, Function] = {"forward": torch.matmul}
-benchmark.way("torch", FUNCTIONS)
+benchmark.way("torch", FUNCTIONS, code=[torch.matmul])
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -50,8 +50,8 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   how.shared_bytes = sizeof(Shape::Shared);
   launch<multiply>(how, nullptr, map_of(in, kM, kK, 64, Shape::kRows, Swizzle::k128),
                    map_of(in + kM * kK / 2, kK, kN, 64, Shape::kDepth, Swizzle::k128),
-                   map_of(out, kM, kN, Shape::kPanel, Shape::kConsumerRows, Swizzle::k64), out,
-                   product);
+                   map_of(out, kM, kN, Shape::kPanel, Shape::kConsumerRows, Swizzle::k64),
+                   reinterpret_cast<bfloat16*>(out), product);
 };
 
 const std::vector<Entry> kernels = {

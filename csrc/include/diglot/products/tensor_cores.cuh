@@ -281,7 +281,9 @@ template <typename T, typename Shape>
 DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
                                   const TensorMap& map_c, const T* bias, T* c,
                                   const WgmmaProduct& product) {
-  const int consumer = static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1;
+  // By a shuffle, so that the compiler knows that a warp has one number, and one descriptor of A.
+  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
+  const int consumer = __shfl_sync(0xffffffffu, warpgroup, 0) - 1;
   const int first_row = consumer * Shape::kConsumerRows;
   Ring<Shape::kStages> ring;
   for (int64_t index = blockIdx.x; index < product.schedule.count(); index += gridDim.x) {
