@@ -70,7 +70,8 @@ test-all: linted-setup ## lint, then all tests
 	$(RUN) -m pytest $(call workers,worksteal)
 
 # Kernels with planted bugs, and their right twins, in orders that only seeds reach.
-planted = tests/test_interpreted_*.py tests/test_planted_*.py tests/test_products.py \
+planted = tests/test_interpreted_*.py tests/test_planted_*.py tests/test_product_mutations.py \
+  tests/test_products.py \
   tests/test_races_of_operations.py tests/test_tensor_cores_*.py tests/test_triton_products.py \
   tests/test_wgmma.py
 test-planted: setup ## planted bugs of asynchronous kernels, under 200 seeds

@@ -154,7 +154,8 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
         (
             "nothing --shape 3",
             "op must be one of add, add_layer_norm, add_rms_norm, dropout, gaussian_pdf, gelu, "
-            "global_softmax, layer_norm, log_softmax, rms_norm, softmax, standardize, not",
+            "global_softmax, layer_norm, linear, log_softmax, matmul, rms_norm, softmax, "
+            "standardize, not",
         ),
         ("", "Missing argument 'OP'"),
     ],

@@ -51,7 +51,8 @@ def test_every_op_has_launchers():
         *(f"{op}_{d}" for op in ("add", "dropout", "gaussian_pdf", "gelu", "global_softmax",
                                  "layer_norm", "log_softmax", "rms_norm", "softmax", "standardize")
           for d in ("forward", "backward")),
-        "add_layer_norm_forward", "add_rms_norm_forward", "clip_grad_norm", "grid_barrier_check",
+        "add_layer_norm_forward", "add_rms_norm_forward", "matmul_forward", "linear_forward",
+        "clip_grad_norm", "grid_barrier_check",
         "philox_words",
     }  # fmt: skip
 

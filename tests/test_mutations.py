@@ -91,6 +91,22 @@ FAULTS = {
         "dropout",
         "test_dropout",
     ),
+    ("cuda", "depth"): Fault(
+        "csrc/include/diglot/products/cuda_cores.cuh",
+        "depth_ + i * depth_step_ < depth;",
+        "depth_ + i * depth_step_ < depth - 1;",
+        "matmul",
+        "test_matmul",
+        "layouts and cuda and float32",
+    ),
+    ("triton", "depth"): Fault(
+        "triton_ops/lib/products/pointers.py",
+        "at < k, a_row",
+        "at < k - 1, a_row",
+        "matmul",
+        "test_matmul",
+        "layouts and triton and float32",
+    ),
     ("triton", "offset"): Fault(
         "triton_ops/lib/philox.py",
         "= offset + ",

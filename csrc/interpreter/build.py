@@ -127,9 +127,11 @@ def build(
 
     def compile(paths: Iterable[Path], rule: str = "compile") -> str:
         """Adds the rules of some sources; the names of their objects."""
-        objects = []
+        objects: list[str] = []
         for path in paths:
-            objects.append(path.name.replace(".cpp", "") + ".o")
+            name = path.name.replace(".cpp", "") + ".o"
+            # Files of one op may lie in several folders.
+            objects.append(f"{path.parent.name}-{name}" if name in objects else name)
             lines.append(f"build {objects[-1]}: {rule} {path}")
         return " ".join(objects)
 
@@ -167,7 +169,7 @@ def build_extension(
     root = HERE.parent
     build(
         output,
-        [root / f"ops/{op}.cu" for op in ops] or sorted(root.glob("ops/*.cu")),
+        sorted(path for path in root.glob("ops/**/*.cu") if path.stem in ops or not ops),
         folder,
         sources=[
             HERE / "module.cpp",

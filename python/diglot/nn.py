@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from diglot.backends.selection import check_name
-from diglot.ops import dropout, gelu, layer_norm, log_softmax, rms_norm, softmax
+from diglot.ops import dropout, gelu, layer_norm, linear, log_softmax, rms_norm, softmax
 from diglot.ops.gelu import APPROXIMATIONS
 from diglot.reference.layer_norm import EPS
 
 # torch.fx records calls of these as they are; it could not trace into them.
-for _op in ("dropout", "gelu", "layer_norm", "log_softmax", "rms_norm", "softmax"):
+for _op in ("dropout", "gelu", "layer_norm", "linear", "log_softmax", "rms_norm", "softmax"):
     torch.fx.wrap(_op)
 
 
@@ -111,6 +111,35 @@ class Dropout(OnBackend, torch.nn.Dropout):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return dropout(input, self.p, self.training, self.inplace, backend=self.backend)
+
+
+class Linear(OnBackend, torch.nn.Linear):
+    """Applies `diglot.linear`.
+
+    Args:
+        in_features: of the input's last dimension.
+        out_features: of the output's.
+        bias: whether a bias is added.
+        device: of the weight and the bias.
+        dtype: of both, and of the input.
+        backend: as in `diglot.matmul`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.backend = _checked(backend)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return linear(input, self.weight, self.bias, backend=self.backend)
 
 
 class LayerNorm(OnBackend, torch.nn.LayerNorm):

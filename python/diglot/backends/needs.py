@@ -91,6 +91,8 @@ class Needs:
 
 
 _needs: dict[tuple[str, str], Needs] = {}
+# By op, the order in which "auto" tries the backends, where it is not the usual one.
+_orders: dict[str, tuple[str, ...]] = {}
 # Ops with some needs that depend on more than the device.
 per_call: set[str] = set()
 
@@ -100,6 +102,16 @@ def require(op: str, backend: str, needs: Needs) -> None:
     _needs[op, backend] = needs
     if needs.dtypes is not None or needs.call is not None:
         per_call.add(op)
+
+
+def prefer(op: str, backends: tuple[str, ...]) -> None:
+    """Declares the order in which "auto" tries the backends for an op."""
+    _orders[op] = backends
+
+
+def order_of(op: str) -> tuple[str, ...] | None:
+    """That order; None: the usual one."""
+    return _orders.get(op)
 
 
 def ops() -> set[str]:

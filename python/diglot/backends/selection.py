@@ -19,7 +19,7 @@ from diglot.backends.plans import Plan, plan_runs, planning
 from diglot.backends.registry import BACKENDS, architecture_of, is_interpreted, supports
 from diglot.names import suggestion, unknown_name
 
-AUTO = "auto"  # tries the backends in the order of BACKENDS
+AUTO = "auto"  # tries the backends in the order of BACKENDS, or in the op's own
 
 
 class BackendUnavailable(RuntimeError):
@@ -145,7 +145,8 @@ def _choice(op: str, call: Call, name: str) -> str | None:
         return name if _refusal(name, op, call) is None else None
     if call.device.type == "meta":
         return "torch"
-    return next((b for b in BACKENDS if _auto_refusal(b, op, call) is None), None)
+    backends = needs.order_of(op) or BACKENDS
+    return next((b for b in backends if _auto_refusal(b, op, call) is None), None)
 
 
 def _refusal(backend: str, op: str, call: Call) -> str | None:

@@ -105,6 +105,8 @@ class Operator:
             or on whether it is captured, which a compiled graph does not know.
         inlined: whether compilers see the operators of the backend "torch", so that they can fuse
             them.
+        whole: whether a compiled graph calls the operator of other backends as a whole, which then
+            plans when it runs. Its plans depend on addresses, which a graph does not know.
         check: raises an error unless the op takes such tensors, and returns facts about their kind
             for the facade. It is called once for each kind, so it must ignore sizes, strides and
             values.
@@ -129,13 +131,14 @@ class Operator:
         vmap: Callable[..., Any] = one_by_one,
         opaque: bool = False,
         inlined: bool = True,
+        whole: bool = False,
         check: Callable[..., Any] = no_check,
     ) -> None:
         self.signature = signature = Signature.parse(schema)
         self.forward, self.fake = forward, fake
         self._check, self._kinds = check, Kinds[Kind]()
         self.known: Callable[..., Kind | None] = self._kinds.find
-        self._inlined, self._opaque = inlined, opaque
+        self._inlined, self._opaque, self._whole = inlined, opaque, whole
         tensors, outputs = signature.tensors, len(signature.outputs)
         differentiable = outputs - signature.outputs.count(STATISTICS)
         rule = functools.partial(vmap, self)
@@ -252,6 +255,7 @@ class Operator:
             return not self._inlined
         return (
             self._opaque
+            or self._whole
             or mode() == INVARIANT
             or is_interpreted(args[-1], args[0].device)
             or any(

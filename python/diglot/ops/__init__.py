@@ -10,7 +10,9 @@ from diglot.ops.gelu import gelu
 from diglot.ops.global_softmax import global_softmax
 from diglot.ops.grid_barrier_check import GridBarrierCheck, grid_barrier_check
 from diglot.ops.layer_norm import layer_norm
+from diglot.ops.linear import linear
 from diglot.ops.log_softmax import log_softmax
+from diglot.ops.matmul import matmul
 from diglot.ops.rms_norm import rms_norm
 from diglot.ops.softmax import softmax
 from diglot.ops.standardize import standardize
@@ -27,7 +29,9 @@ __all__ = [
     "global_softmax",
     "grid_barrier_check",
     "layer_norm",
+    "linear",
     "log_softmax",
+    "matmul",
     "rms_norm",
     "softmax",
     "standardize",

@@ -31,6 +31,8 @@ OPERATIONS: dict[str, dict[str, str] | str] = {
         "backward": "tanh: argument c(x + ax³) 5, t = tanh 1, ½(1 + t) 2, ½x(1 − t²)c(1 + 3ax²) 8, "
         "sum 1, times the gradient 1; erf: Φ(x) 4, x·φ(x) 5, sum 1, times the gradient 1",
     },
+    "matmul": "product 1, sum 1",  # for each element of M x N x K
+    "linear": "product 1, sum 1",
     "dropout": "comparison 1, scale 1",
     "softmax": {"forward": _SOFTMAX, "backward": _SOFTMAX_BACKWARD},
     "log_softmax": {
@@ -71,7 +73,8 @@ def operations(
 
     Args:
         direction: such as "forward" or "forward, bias".
-        shape: of the first input; of clip_grad_norm_, how many tensors and elements there are.
+        shape: of the first input; of clip_grad_norm_, how many tensors and elements there are; of
+            products, M, N and K.
     """
     counted = find(op, direction)
     if counted is None or not shape:

@@ -1,0 +1,184 @@
+// Products of matrices of any type, size and strides, by fused multiply-adds of single threads.
+// Twin of triton_ops/lib/products/pointers.py.
+//
+// A block of 256 threads computes a square tile of C. It goes along K in steps of kDepth. While the
+// threads multiply the tiles of one step, the elements of the next are on their way. Elements are
+// widened to the type of the computation when they enter shared memory. A thread adds up an element
+// of C in the order of K.
+#pragma once
+
+#include "diglot/math.cuh"
+#include "diglot/products/schedule.cuh"
+#include "diglot/strides.cuh"
+#include "diglot/types.cuh"
+#include "diglot/vector_access.cuh"
+
+namespace diglot {
+
+// A matrix: steps, in elements, from a row to the next and from a column to the next.
+struct MatrixStrides {
+  int64_t row, column;
+};
+
+// C = A B + bias, for each matrix of a batch. The batch's dimensions have strides in C, A and B.
+struct FmaProduct {
+  int64_t m, n, k;
+  int steps;  // along K
+  MatrixStrides a, b, c;
+  int64_t bias;  // from a column's bias to the next
+  Strides<3, int64_t> batches;
+  TileSchedule schedule;
+};
+
+// A thread computes kSide x kSide elements, in runs of four neighbours along both sides.
+template <int kSide_>
+struct FmaShape {
+  static constexpr int kSide = kSide_;
+  static constexpr int kRun = 4;
+  static constexpr int kThreadsSide = 16;
+  static constexpr int kThreads = kThreadsSide * kThreadsSide;
+  static constexpr int kTile = kSide * kThreadsSide;
+  static constexpr int kDepth = kSide == 8 ? 8 : 16;  // what sums leave registers for
+  static constexpr int kLoads = kTile * kDepth / kThreads;
+  // Lines of a tile in shared memory lie along C's side. Four more keep columns apart in banks.
+  static constexpr int kPitch = kTile + 4;
+  static constexpr int kElements = kDepth * kPitch;
+};
+
+// A thread's part of the tiles of A, or B, along K. "Side" is M of A, and N of B.
+template <typename T, typename Shape>
+class FmaLoader {
+ public:
+  // The tile begins at `data`. `left` elements remain along the side.
+  DIGLOT_DEVICE FmaLoader(const T* data, int64_t side_stride, int64_t depth_stride, int64_t left)
+      : left_(left < Shape::kTile ? static_cast<int>(left) : Shape::kTile) {
+    const int thread = static_cast<int>(threadIdx.x);
+    // Neighbouring threads load neighbours in memory.
+    const bool is_along_depth = depth_stride == 1 && side_stride != 1;
+    side_ = is_along_depth ? thread / Shape::kDepth : thread % Shape::kTile;
+    depth_ = is_along_depth ? thread % Shape::kDepth : thread / Shape::kTile;
+    side_step_ = is_along_depth ? Shape::kThreads / Shape::kDepth : 0;
+    depth_step_ = is_along_depth ? 0 : Shape::kThreads / Shape::kTile;
+    from_ = data + side_ * side_stride + depth_ * depth_stride;
+  }
+
+  // Loads the elements of the next step, `depth` along K. Others are zeros. Strides are the
+  // constructor's: as arguments they stay in constant memory, not in registers.
+  DIGLOT_DEVICE void load(int64_t side_stride, int64_t depth_stride, int depth) {
+    const int64_t step = side_step_ * side_stride + depth_step_ * depth_stride;
+    DIGLOT_UNROLL
+    for (int i = 0; i < Shape::kLoads; ++i) {
+      const bool is_inside = side_ + i * side_step_ < left_ && depth_ + i * depth_step_ < depth;
+      values_[i] = is_inside ? from_[i * step] : convert<T>(0.0f);
+    }
+    from_ += Shape::kDepth * depth_stride;
+  }
+
+  DIGLOT_DEVICE void store(compute_t<T>* tile) const {
+    DIGLOT_UNROLL
+    for (int i = 0; i < Shape::kLoads; ++i) {
+      tile[(depth_ + i * depth_step_) * Shape::kPitch + side_ + i * side_step_] =
+          convert<compute_t<T>>(values_[i]);
+    }
+  }
+
+ private:
+  const T* from_;
+  int side_, depth_, side_step_, depth_step_, left_;
+  T values_[Shape::kLoads];
+};
+
+// The elements of a line of a tile that a thread of this number along the side multiplies.
+template <typename Shape, typename Value>
+DIGLOT_DEVICE void read_line(Value (&values)[Shape::kSide], const Value* line, int number) {
+  constexpr int kElements = kAccessBytes / sizeof(Value);
+  DIGLOT_UNROLL
+  for (int i = 0; i < Shape::kSide; i += kElements) {
+    const int first = i / Shape::kRun * (Shape::kRun * Shape::kThreadsSide) + i % Shape::kRun;
+    const auto loaded = load_vector<Value, kElements>(line + first + number * Shape::kRun);
+    DIGLOT_UNROLL
+    for (int e = 0; e < kElements; ++e) values[i + e] = loaded[e];
+  }
+}
+
+// The place in a tile of a thread's element i along a side.
+template <typename Shape>
+DIGLOT_DEVICE int place_of(int i, int number) {
+  return i / Shape::kRun * (Shape::kRun * Shape::kThreadsSide) + number * Shape::kRun +
+         i % Shape::kRun;
+}
+
+// sums += A's tile times B's, of one step.
+template <typename Shape, typename Value>
+DIGLOT_DEVICE void multiply_tiles(Value (&sums)[Shape::kSide][Shape::kSide], const Value* a,
+                                  const Value* b) {
+  const int thread = static_cast<int>(threadIdx.x);
+  DIGLOT_UNROLL
+  for (int k = 0; k < Shape::kDepth; ++k) {
+    Value row[Shape::kSide], column[Shape::kSide];
+    read_line<Shape>(row, a + k * Shape::kPitch, thread / Shape::kThreadsSide);
+    read_line<Shape>(column, b + k * Shape::kPitch, thread % Shape::kThreadsSide);
+    DIGLOT_UNROLL
+    for (int i = 0; i < Shape::kSide; ++i) {
+      DIGLOT_UNROLL
+      for (int j = 0; j < Shape::kSide; ++j) sums[i][j] = fma(row[i], column[j], sums[i][j]);
+    }
+  }
+}
+
+// Computes the block's tile.
+template <typename T, typename Shape>
+DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const T* bias, T* c,
+                                   const FmaProduct& product) {
+  using Value = compute_t<T>;
+  __shared__ __align__(16) Value tiles[2][2][Shape::kElements];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t index = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  if (index >= product.schedule.count()) return;
+  const Tile tile = product.schedule.tile(index);
+  const auto [start_c, start_a, start_b] = product.batches.offsets_by_loop(tile.batch).array;
+  const auto start_of = [](int number) { return int64_t{number} * Shape::kTile; };
+  const int64_t row = start_of(tile.row), column = start_of(tile.column);
+  FmaLoader<T, Shape> rows(a + start_a + row * product.a.row, product.a.row, product.a.column,
+                           product.m - row);
+  FmaLoader<T, Shape> columns(b + start_b + column * product.b.column, product.b.column,
+                              product.b.row, product.n - column);
+  Value sums[Shape::kSide][Shape::kSide] = {};
+  const auto load = [&](int step) {
+    const int64_t left = product.k - int64_t{step} * Shape::kDepth;
+    const int depth = left < Shape::kDepth ? static_cast<int>(left) : Shape::kDepth;
+    rows.load(product.a.row, product.a.column, depth);
+    columns.load(product.b.column, product.b.row, depth);
+  };
+  const auto store = [&](int buffer) {
+    rows.store(tiles[buffer][0]);
+    columns.store(tiles[buffer][1]);
+  };
+  if (product.steps > 0) {
+    load(0);
+    store(0);
+  }
+  __syncthreads();
+  for (int step = 0; step < product.steps; ++step) {
+    const bool has_next = step + 1 < product.steps;
+    if (has_next) load(step + 1);
+    multiply_tiles<Shape>(sums, tiles[step % 2][0], tiles[step % 2][1]);
+    if (has_next) store((step + 1) % 2);
+    __syncthreads();
+  }
+  DIGLOT_UNROLL
+  for (int j = 0; j < Shape::kSide; ++j) {
+    const int64_t at = start_of(tile.column) + place_of<Shape>(j, thread % Shape::kThreadsSide);
+    if (at >= product.n) continue;
+    const Value added = bias == nullptr ? Value{0} : convert<Value>(bias[at * product.bias]);
+    DIGLOT_UNROLL
+    for (int i = 0; i < Shape::kSide; ++i) {
+      const int64_t line = start_of(tile.row) + place_of<Shape>(i, thread / Shape::kThreadsSide);
+      if (line >= product.m) continue;
+      const Value sum = bias == nullptr ? sums[i][j] : sums[i][j] + added;
+      c[start_c + line * product.c.row + at * product.c.column] = convert<T>(sum);
+    }
+  }
+}
+
+}  // namespace diglot

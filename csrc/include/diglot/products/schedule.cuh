@@ -1,0 +1,38 @@
+// The order in which blocks compute the tiles of a product. Blocks that run at once should read the
+// same rows of A and columns of B, so that L2 serves them. Twin of
+// triton_ops/lib/products/schedule.py.
+//
+// Of 9 x 9 tiles, the first nine in row-major order read one row of tiles of A and all nine columns
+// of B: 90 loads. In groups of three rows they read three rows and three columns: 54 loads.
+#pragma once
+
+#include "diglot/platform.cuh"
+
+namespace diglot {
+
+struct Tile {
+  int row, column;
+  int64_t batch;
+};
+
+// `rows` x `columns` tiles for each matrix of a batch. A group is `group` neighbouring rows of
+// tiles. Tiles go down the columns of a group, and group by group.
+struct TileSchedule {
+  int rows, columns;
+  int64_t batches;
+  int group;
+
+  DIGLOT_HOST_DEVICE int64_t count() const { return int64_t{rows} * columns * batches; }
+
+  // A bijection from [0, count()) to the tiles.
+  DIGLOT_HOST_DEVICE Tile tile(int64_t index) const {
+    const int64_t tiles = int64_t{rows} * columns, batch = index / tiles;
+    const int64_t within = index - batch * tiles, group_tiles = int64_t{group} * columns;
+    const int first = static_cast<int>(within / group_tiles) * group;
+    const int height = rows - first < group ? rows - first : group;  // the last may have fewer rows
+    const int place = static_cast<int>(within % group_tiles);
+    return {first + place % height, place / height, batch};
+  }
+};
+
+}  // namespace diglot

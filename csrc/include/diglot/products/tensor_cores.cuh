@@ -1,0 +1,330 @@
+// Products of 16-bit matrices on Hopper's tensor cores. Twin of
+// triton_ops/lib/products/descriptors.py. docs/products.md steps through it.
+//
+// One block runs on each SM and computes tiles of 128 x kColumns elements of C, one after the
+// other. A thread, the producer, has TMA load tiles of A and B into a ring of stages. It goes on to
+// the next tile of C while the others finish the last. Two warpgroups, the consumers, multiply the
+// tiles of a stage, 64 rows each. They leave C's tile in shared memory, and TMA stores it.
+//
+// A and B may each be contiguous along K or along the other side: TMA and wgmma take both.
+#pragma once
+
+#include "diglot/mma/matrix.cuh"
+#include "diglot/mma/tma.cuh"
+#include "diglot/mma/warpgroup.cuh"
+#include "diglot/mma/wgmma.cuh"
+#include "diglot/products/cuda_cores.cuh"
+#include "diglot/products/schedule.cuh"
+#include "diglot/types.cuh"
+
+namespace diglot {
+
+// Dimensions of a batch beside a matrix's two: TMA takes five in all.
+constexpr int kTmaBatchRank = 2;
+
+template <typename T>
+constexpr MmaType kMmaType = MmaType::kBfloat16;
+template <>
+inline constexpr MmaType kMmaType<float16> = MmaType::kFloat16;
+
+template <typename T, int kColumns_>
+struct WgmmaShape {
+  static constexpr int kRows = 128, kColumns = kColumns_, kDepth = 64;
+  static constexpr int kConsumers = 2, kConsumerRows = kRows / kConsumers;
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
+  static constexpr int kSums = kColumns / 2;  // of a thread
+  static constexpr int kLine = 64;            // elements that a swizzle of 128 bytes spans
+
+  // A panel of B is a line wide, so B may have more columns than the tile.
+  static constexpr int kBytesA = kRows * kDepth * 2;
+  static constexpr int kBytesB = (kColumns + kLine - 1) / kLine * kLine * kDepth * 2;
+
+  // C is stored in parts, so that the ring has more room.
+  static constexpr int kPanel = 32;  // columns of a panel of C, of 64 bytes
+  static constexpr int kPanels = kColumns / kPanel;
+  static constexpr int kPartPanels = kPanels < 4 ? kPanels : 4;
+  static constexpr int kPartBytes = kPartPanels * kPanel * kConsumerRows * 2;
+
+  static constexpr int kSharedBytes = 227 * 1024;
+  static constexpr int kMostStages =
+      (kSharedBytes - 1024 - kConsumers * kPartBytes) / (kBytesA + kBytesB);
+  static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
+  static_assert(kStages >= 3 && kColumns % kPanel == 0);
+
+  template <Major kMajor>
+  using TileA = SmemTile<kMmaType<T>, kMajor, Swizzle::k128, kRows, kDepth>;
+  template <Major kMajor>
+  using TileB = SmemTile<kMmaType<T>, kMajor, Swizzle::k128, kColumns, kDepth>;
+  using PanelC = SmemTile<kMmaType<T>, Major::kK, Swizzle::k64, kConsumerRows, kPanel>;
+
+  struct Shared {
+    char a[kStages][kBytesA];
+    char b[kStages][kBytesB];
+    char c[kConsumers][kPartPanels][PanelC::kBytes];
+  };
+};
+
+// How an operand's matrices lie in a batch: 0 where all share one along a dimension.
+struct TmaBatch {
+  int step[kTmaBatchRank];
+};
+
+struct WgmmaProduct {
+  int64_t m, n;
+  int steps;  // along K
+  Major major_a, major_b;
+  TileSchedule schedule;
+  int64_t inner_batches;  // those of the batch's first dimension
+  TmaBatch in_a, in_b, in_c;
+  // Whether TMA can store C. Otherwise threads store it, by these strides.
+  bool is_stored_by_tma;
+  int64_t row_stride, batch_strides[kTmaBatchRank];
+};
+
+// The stages of the ring in turn, and the parity of their current phase.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  DIGLOT_DEVICE void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+struct BatchPlace {
+  int inner, outer;
+};
+DIGLOT_DEVICE BatchPlace place_in_batch(const WgmmaProduct& product, int64_t batch) {
+  const int64_t outer = batch / product.inner_batches;
+  return {static_cast<int>(batch - outer * product.inner_batches), static_cast<int>(outer)};
+}
+
+// Loads a tile of A or B: `side` is where it begins along M or N, and `depth` along K.
+template <int kSide, int kDepth, int kLine, typename Batch>
+DIGLOT_DEVICE void load_tile(const TensorMap& map, char* tile, Mbarrier& full, Major major,
+                             int side, int depth, const Batch& batch) {
+  if (major == Major::kK) {
+    tma_load(map, tile, full, {depth, side, batch.inner, batch.outer});
+  } else {
+    DIGLOT_UNROLL
+    for (int first = 0; first < kSide; first += kLine) {
+      tma_load(map, tile + first * kDepth * 2, full,
+               {side + first, depth, batch.inner, batch.outer});
+    }
+  }
+}
+
+DIGLOT_DEVICE BatchPlace operator*(const BatchPlace& place, const TmaBatch& batch) {
+  return {place.inner * batch.step[0], place.outer * batch.step[1]};
+}
+
+// Fills the ring for all tiles of the block.
+template <typename Shape>
+DIGLOT_DEVICE void produce_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
+                                  const TensorMap& a, const TensorMap& b,
+                                  const WgmmaProduct& product) {
+  // Along N, K-major tiles have no more columns than C's; N-major ones have whole panels.
+  const uint32_t bytes_b =
+      product.major_b == Major::kK ? Shape::kColumns * Shape::kDepth * 2 : Shape::kBytesB;
+  Ring<Shape::kStages> ring;
+  for (int64_t index = blockIdx.x; index < product.schedule.count(); index += gridDim.x) {
+    const Tile tile = product.schedule.tile(index);
+    const BatchPlace place = place_in_batch(product, tile.batch);
+    const BatchPlace place_a = place * product.in_a, place_b = place * product.in_b;
+    for (int step = 0; step < product.steps; ++step) {
+      // The phase before a new barrier's first counts as ended: the first round waits for nobody.
+      empty[ring.stage].wait(ring.parity ^ 1);
+      full[ring.stage].arrive_expect(Shape::kBytesA + bytes_b);
+      const int depth = step * Shape::kDepth;
+      load_tile<Shape::kRows, Shape::kDepth, Shape::kLine>(a, shared.a[ring.stage],
+                                                           full[ring.stage], product.major_a,
+                                                           tile.row * Shape::kRows, depth, place_a);
+      load_tile<Shape::kColumns, Shape::kDepth, Shape::kLine>(
+          b, shared.b[ring.stage], full[ring.stage], product.major_b, tile.column * Shape::kColumns,
+          depth, place_b);
+      ring.advance();
+    }
+  }
+}
+
+// sums = a consumer's rows of a tile of C. The products of a stage run while the next one's are
+// issued; then the stage before is free.
+template <typename T, typename Shape, Major kMajorA, Major kMajorB>
+DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kStages>& ring,
+                                   typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
+                                   int first_row, int steps) {
+  using TileA = typename Shape::template TileA<kMajorA>;
+  using TileB = typename Shape::template TileB<kMajorB>;
+  constexpr MmaType kType = kMmaType<T>;
+  const bool is_speaker = threadIdx.x % kWarpgroupThreads == 0;
+  int previous = 0;
+  DIGLOT_UNROLL
+  for (float& sum : sums) sum = 0;
+  fence_accumulators(sums);
+  for (int step = 0; step < steps; ++step) {
+    full[ring.stage].wait(ring.parity);
+    const uint32_t a = shared_address(shared.a[ring.stage]);
+    const uint32_t b = shared_address(shared.b[ring.stage]);
+    wgmma_fence();
+    DIGLOT_UNROLL
+    for (int k = 0; k < Shape::kDepth; k += depth_of(kType)) {
+      wgmma<kType, kType, kMajorA, kMajorB>(sums, TileA::descriptor(a, first_row, k),
+                                            TileB::descriptor(b, 0, k), true);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (step > 0 && is_speaker) empty[previous].arrive();
+    previous = ring.stage;
+    ring.advance();
+  }
+  wgmma_wait<0>();
+  fence_accumulators(sums);
+  if (is_speaker) empty[previous].arrive();
+}
+
+// The same for the operands' layout: one mainloop for each.
+template <typename T, typename Shape>
+DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kStages>& ring,
+                                   typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
+                                   int first_row, const WgmmaProduct& product) {
+  const auto multiply = [&](auto major_a, auto major_b) {
+    multiply_stages<T, Shape, decltype(major_a)::value, decltype(major_b)::value>(
+        sums, ring, shared, full, empty, first_row, product.steps);
+  };
+  constexpr std::integral_constant<Major, Major::kK> kAlongK;
+  constexpr std::integral_constant<Major, Major::kMn> kAlongMn;
+  if (product.major_a == Major::kK) {
+    product.major_b == Major::kK ? multiply(kAlongK, kAlongK) : multiply(kAlongK, kAlongMn);
+  } else {
+    product.major_b == Major::kK ? multiply(kAlongMn, kAlongK) : multiply(kAlongMn, kAlongMn);
+  }
+}
+
+// Adds the bias of a thread's columns, which begin at `column`.
+template <typename T, int kSums>
+DIGLOT_DEVICE void add_bias(float (&sums)[kSums], const T* bias, int64_t column, int64_t n) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+  DIGLOT_UNROLL
+  for (int i = 0; i < kSums; i += 4) {
+    DIGLOT_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const int64_t at = column + accumulator_column(thread, i + j);
+      const float added = at < n ? convert<float>(bias[at]) : 0;
+      sums[i + j] += added;
+      sums[i + j + 2] += added;
+    }
+  }
+}
+
+template <typename T>
+DIGLOT_DEVICE uint32_t pack(float first, float second) {
+  const T values[] = {convert<T>(first), convert<T>(second)};
+  uint32_t word;
+  memcpy(&word, values, sizeof(word));
+  return word;
+}
+
+// A consumer's rows of C on their way through shared memory: it writes a part, and TMA stores it
+// while the consumer goes on.
+template <typename T, typename Shape>
+DIGLOT_DEVICE void store_by_tma(const float (&sums)[Shape::kSums],
+                                char (&panels)[Shape::kPartPanels][Shape::PanelC::kBytes],
+                                const TensorMap& c, int barrier, int row, int column,
+                                const BatchPlace& batch) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads, lane = thread % 32;
+  DIGLOT_UNROLL
+  for (int first = 0; first < Shape::kPanels; first += Shape::kPartPanels) {
+    // The stores before, this tile's or another's, have read the memory.
+    if (thread == 0) wait_bulk_groups_read<0>();
+    named_barrier_sync(barrier, kWarpgroupThreads);
+    DIGLOT_UNROLL
+    for (int panel = first; panel < first + Shape::kPartPanels && panel < Shape::kPanels; ++panel) {
+      DIGLOT_UNROLL
+      for (int begin = 0; begin < Shape::kPanel; begin += 16) {
+        const float* const from = sums + (panel * Shape::kPanel + begin) / 2;
+        const uint32_t words[4] = {pack<T>(from[0], from[1]), pack<T>(from[2], from[3]),
+                                   pack<T>(from[4], from[5]), pack<T>(from[6], from[7])};
+        const int tile_row = thread / 32 * 16 + lane % 16, tile_column = begin + lane / 16 * 8;
+        store_matrices(words, panels[panel - first] + Shape::PanelC::offset(tile_row, tile_column));
+      }
+    }
+    fence_async_proxy();  // each thread's writes, before TMA reads them
+    named_barrier_sync(barrier, kWarpgroupThreads);
+    if (thread != 0) continue;
+    for (int panel = first; panel < first + Shape::kPartPanels && panel < Shape::kPanels; ++panel) {
+      tma_store(c, panels[panel - first],
+                {column + panel * Shape::kPanel, row, batch.inner, batch.outer});
+    }
+    commit_bulk_group();
+  }
+}
+
+// The same by the threads' own stores, where C's rows begin at odd places.
+template <typename T, typename Shape>
+DIGLOT_DEVICE void store_by_threads(const float (&sums)[Shape::kSums], T* c, int64_t row,
+                                    int64_t column, const WgmmaProduct& product) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+  DIGLOT_UNROLL
+  for (int i = 0; i < Shape::kSums; ++i) {
+    const int64_t line = row + accumulator_row(thread, i);
+    const int64_t at = column + accumulator_column(thread, i);
+    if (line < product.m && at < product.n) c[line * product.row_stride + at] = convert<T>(sums[i]);
+  }
+}
+
+// Multiplies and stores all tiles of the block.
+template <typename T, typename Shape>
+DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
+                                  const TensorMap& map_c, const T* bias, T* c,
+                                  const WgmmaProduct& product) {
+  // By a shuffle, so that the compiler knows that a warp has one number, and one descriptor of A.
+  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
+  const int consumer = __shfl_sync(0xffffffffu, warpgroup, 0) - 1;
+  const int first_row = consumer * Shape::kConsumerRows;
+  Ring<Shape::kStages> ring;
+  for (int64_t index = blockIdx.x; index < product.schedule.count(); index += gridDim.x) {
+    float sums[Shape::kSums];
+    multiply_stages<T, Shape>(sums, ring, shared, full, empty, first_row, product);
+    const Tile tile = product.schedule.tile(index);
+    const BatchPlace place = place_in_batch(product, tile.batch);
+    const int row = tile.row * Shape::kRows + first_row, column = tile.column * Shape::kColumns;
+    if (bias != nullptr) add_bias(sums, bias, column, product.n);
+    if (product.is_stored_by_tma) {
+      store_by_tma<T, Shape>(sums, shared.c[consumer], map_c, 1 + consumer, row, column,
+                             place * product.in_c);
+    } else {
+      T* const to =
+          c + place.inner * product.batch_strides[0] + place.outer * product.batch_strides[1];
+      store_by_threads<T, Shape>(sums, to, row, column, product);
+    }
+  }
+  // A block's shared memory ends with the block.
+  if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();
+}
+
+template <typename T, typename Shape>
+DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
+                                     const T* bias, T* c, const WgmmaProduct& product) {
+  extern __shared__ __align__(1024) char memory[];
+  auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
+  __shared__ Mbarrier full[Shape::kStages], empty[Shape::kStages];
+  if (threadIdx.x == 0) {
+    for (Mbarrier& barrier : full) barrier.init(1);                   // the producer
+    for (Mbarrier& barrier : empty) barrier.init(Shape::kConsumers);  // one thread of each
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroupThreads) {
+    release_registers<40>();
+    if (threadIdx.x == 0) produce_stages<Shape>(shared, full, empty, a, b, product);
+  } else {
+    take_registers<232>();
+    consume_stages<T, Shape>(shared, full, empty, map_c, bias, c, product);
+  }
+}
+
+}  // namespace diglot

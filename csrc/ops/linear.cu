@@ -1,0 +1,21 @@
+// Linear layers: the launcher. matmul.cu has the kernels. Twin of triton_ops/linear.py.
+#include "diglot/launch/products.h"
+#include "torch/launcher.h"
+
+namespace {
+
+using namespace diglot;
+
+void linear_forward(Planner& planner, const Operand& input, const Operand& weight,
+                    const Operand* bias, const Operand& out) {
+  Operand transposed = weight;
+  std::swap(transposed.sizes[0], transposed.sizes[1]);
+  std::swap(transposed.strides[0], transposed.strides[1]);
+  plan_product(planner, Product(input, transposed, bias, out));
+}
+
+DIGLOT_LAUNCHER(linear_forward,
+                "(Tensor input, Tensor weight, Tensor? bias, Tensor(a!) out, "
+                "Tensor(z!)? scratch) -> ()")
+
+}  // namespace

@@ -1,0 +1,85 @@
+// Products of matrices: the kernel for every type, size and layout, launcher, registration. Twin of
+// triton_ops/matmul.py. The kernels for tensor cores are in sm_90a/matmul.cu.
+#include "diglot/launch/dispatch.h"
+#include "diglot/launch/products.h"
+#include "diglot/products/cuda_cores.cuh"
+#include "torch/launcher.h"
+
+namespace diglot {
+
+// Two blocks on each SM, where a thread's sums leave registers for that.
+template <typename T, int kSide>
+__global__ void __launch_bounds__(FmaShape<kSide>::kThreads, 2)
+    matmul_fma(const T* a, const T* b, const T* bias, T* c, FmaProduct product) {
+  multiply_by_fma<T, FmaShape<kSide>>(a, b, bias, c, product);
+}
+
+}  // namespace diglot
+
+namespace {
+
+using namespace diglot;
+
+constexpr int64_t kGridSide = 1 << 30;  // blocks along an axis of a grid
+
+template <typename Shape>
+TileSchedule schedule_of(const Product& product, int64_t batches, int group) {
+  const auto tiles = [](int64_t size) {
+    return static_cast<int>((size + Shape::kTile - 1) / Shape::kTile);
+  };
+  return {tiles(product.m), tiles(product.n), batches, group};
+}
+
+template <typename T, int kSide>
+void plan_fma(Planner& planner, const Product& product) {
+  using Shape = FmaShape<kSide>;
+  const auto group = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
+  for (const auto& slice : product.batches.slices<int64_t>()) {
+    const FmaProduct given{
+        product.m,     product.n,
+        product.k,     static_cast<int>((product.k + Shape::kDepth - 1) / Shape::kDepth),
+        product.of_a,  product.of_b,
+        product.of_c,  product.bias_stride(),
+        slice.strides, schedule_of<Shape>(product, slice.count, group)};
+    const int64_t across = std::min(given.schedule.count(), kGridSide);
+    const dim3 grid{static_cast<unsigned>(across), blocks_for(given.schedule.count(), across)};
+    planner.add<matmul_fma<T, kSide>>({grid, Shape::kThreads}, product.a->as<const T>(),
+                                      product.b->as<const T>(), address_of<const T>(product.bias),
+                                      product.c->as<T>(), given);
+  }
+}
+
+void matmul_forward(Planner& planner, const Operand& input, const Operand& other,
+                    const Operand& out) {
+  plan_product(planner, Product(input, other, nullptr, out));
+}
+
+DIGLOT_LAUNCHER(matmul_forward,
+                "(Tensor input, Tensor other, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+
+}  // namespace
+
+namespace diglot {
+
+void plan_product(Planner& planner, const Product& product) {
+  if (product.is_empty()) return;
+  const TensorCorePlanner on_tensor_cores = tensor_core_planner();
+  if (on_tensor_cores != nullptr && on_tensor_cores(planner, product)) return;
+  planner.choose("strided", {product.m, product.n, product.k, product.batches.numel}, {product.a});
+  dispatch_floating(product.c->dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    // Sums in float64 take twice the registers. Large tiles are for products that fill the GPU.
+    const TileSchedule large =
+        schedule_of<FmaShape<8>>(product, product.batches.numel, /*group=*/1);
+    if constexpr (sizeof(T) < 8) {
+      if (large.count() >= planner.device.multiprocessors()) {
+        planner.plan.variant = "fma, tiles of 128x128";
+        return plan_fma<T, 8>(planner, product);
+      }
+    }
+    planner.plan.variant = "fma, tiles of 64x64";
+    plan_fma<T, 4>(planner, product);
+  });
+}
+
+}  // namespace diglot

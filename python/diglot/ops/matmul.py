@@ -1,0 +1,52 @@
+"""Products of matrices: the contract of the op."""
+
+from __future__ import annotations
+
+import torch
+
+from diglot.backends.selection import choose
+from diglot.ops.products import autocast, matmul_operator
+
+
+def matmul(input: torch.Tensor, other: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
+    r"""Multiplies matrices, vectors and batches of matrices, as `torch.matmul`.
+
+    A sum of products is computed in float32 (float64 for float64) and rounded once to the result's
+    dtype. Products of float32 are IEEE products, never TF32. Gradients are products of the same
+    kernels, of transposed views: no operand is copied. Only the rows of a batch that shares one
+    matrix are, if they lie apart.
+
+    Args:
+        input: tensor (..., M, K) of any strides, or a vector (K); float32, float16, bfloat16 or
+            float64.
+        other: tensor (..., K, N), or a vector (K); of the dtype of `input`. Dimensions before the
+            last two broadcast.
+        backend: as in `diglot.gelu`. "auto" takes PyTorch: diglot's products are not measured yet.
+
+    Returns:
+        A contiguous tensor (..., M, N). A vector's dimension, M or N, is left out. With K = 0 it is
+        zero. Under autocast, operands are cast as for PyTorch's product. Differentiable any number
+        of times, on the same backend.
+
+    Raises:
+        TypeError: an operand is no dense floating-point tensor, or the dtypes differ.
+        ValueError: an operand has no dimensions, the shapes do not multiply, the batches do not
+            broadcast, tensors are on different devices, or `backend` is unknown.
+        diglot.BackendUnavailable: the requested backend cannot run on the tensors' device.
+    """
+    kind = matmul_operator.known(input, other) or matmul_operator.learn(input, other)
+    if kind.facts:
+        input, other = autocast("matmul", input, other)  # type: ignore[assignment]
+    chosen = choose("matmul", kind.device, backend)
+    input_rank, other_rank = input.dim(), other.dim()
+    if input_rank >= 2 and other_rank >= 2:
+        return kind.call(input, other, chosen)
+    if input_rank == 0 or other_rank == 0:
+        name = "input" if input_rank == 0 else "other"
+        raise ValueError(f"matmul: {name} must have at least one dimension")
+    # Views of vectors as matrices have other kinds.
+    matrix = input[None] if input_rank == 1 else input
+    product = matmul_operator(matrix, other[:, None] if other_rank == 1 else other, chosen)
+    if other_rank == 1:
+        product = product.squeeze(-1)
+    return product.squeeze(-2 if other_rank > 1 else -1) if input_rank == 1 else product

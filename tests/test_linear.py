@@ -1,0 +1,128 @@
+"""linear: the bias, the shapes of torch.nn.functional.linear, and the module."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from backends import BACKENDS, DEVICE, FLOATING, KERNELS, needs_cuda
+from product_cases import assert_product, integers, laid_out, normal, surrounded
+
+import diglot
+from diglot.reference.linear import linear_oracle
+
+
+def test_oracle():
+    x, weight, bias = (normal(*shape, dtype=torch.float32) for shape in ((3, 4), (5, 4), (5,)))
+    expected = F.linear(x.double(), weight.double(), bias.double())
+    torch.testing.assert_close(linear_oracle(x, weight, bias), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_values(backend, dtype):
+    for shape, n, k in [((40,), 24, 16), ((3, 22), 72, 40), ((65,), 65, 33), ((2, 2, 1), 8, 8)]:
+        x, weight, bias = (
+            normal(*shape, k, dtype=dtype),
+            normal(n, k, dtype=dtype),
+            normal(n, dtype=dtype),
+        )
+        for given in (None, bias, surrounded(bias[None, :])[0], bias[:1]):
+            result = diglot.linear(x, weight, given, backend=backend)
+            assert_product(result, x, weight.mT, given)
+        transposed = laid_out(weight, True)
+        assert_product(diglot.linear(x, transposed, bias, backend=backend), x, weight.mT, bias)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_torch_is_pytorchs_own(dtype):
+    x, weight, bias = (normal(*s, dtype=dtype) for s in ((3, 50, 40), (72, 40), (72,)))
+    result = diglot.linear(x, weight, bias, backend="torch")
+    assert torch.equal(result.view(150, 72), torch.addmm(bias, x.view(150, 40), weight.mT))
+    product = diglot.linear(x, weight, backend="torch")
+    assert torch.equal(product.view(150, 72), x.view(150, 40) @ weight.mT)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@needs_cuda
+def test_integers_are_exact_in_both_languages(dtype):
+    x, weight, bias = (integers(*s, dtype=dtype) for s in ((50, 72), (40, 72), (40,)))
+    results = [diglot.linear(x, weight, bias, backend=backend) for backend in ("cuda", "triton")]
+    assert torch.equal(*results)
+    assert torch.equal(results[0].double(), linear_oracle(x, weight, bias))
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_the_bias_is_added_before_the_rounding(backend):
+    """256 + 1 is no bfloat16, and 257 - 256 is 1 if nothing was rounded."""
+    x = torch.ones(8, 16, device=DEVICE, dtype=torch.bfloat16)
+    weight = torch.full((8, 16), 257 / 16, dtype=torch.float64).to(DEVICE, torch.float32)
+    weight = torch.cat([torch.full((8, 1), 1.0), torch.full((8, 1), 256.0), torch.zeros(8, 14)], 1)
+    weight = weight.to(DEVICE, torch.bfloat16)
+    bias = torch.full((8,), -256.0, device=DEVICE, dtype=torch.bfloat16)
+    assert torch.equal(diglot.linear(x, weight, bias, backend=backend), torch.ones_like(x[:, :8]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_elements(backend):
+    bias = normal(5, dtype=torch.float32)
+    x, weight = torch.ones(3, 0, device=DEVICE), torch.ones(5, 0, device=DEVICE)
+    assert torch.equal(diglot.linear(x, weight, bias, backend=backend), bias.expand(3, 5))
+    assert diglot.linear(x, weight, backend=backend).eq(0).all()
+    empty = torch.ones(0, 4, device=DEVICE)
+    assert diglot.linear(empty, torch.ones(5, 4, device=DEVICE), bias, backend=backend).shape == (
+        0,
+        5,
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_vectors(backend):
+    x, weight, bias = (
+        normal(4, dtype=torch.float32),
+        normal(5, 4, dtype=torch.float32),
+        normal(5, dtype=torch.float32),
+    )
+    for given in ((x, weight, bias), (x, weight), (x[None], weight[0]), (x, weight[0]),
+                  (x[None], weight[0], bias[0]), (x, weight[0], bias[0])):  # fmt: skip
+        result = diglot.linear(*given, backend=backend)
+        product = torch.matmul(given[0], given[1].T)  # PyTorch adds no bias to such a product
+        expected = product + given[2] if len(given) == 3 else product
+        assert result.shape == expected.shape
+        torch.testing.assert_close(result, expected)
+
+
+def test_errors():
+    x, weight, bias = torch.ones(3, 4), torch.ones(5, 4), torch.ones(5)
+    for given, error, text in [
+        ((x, None), TypeError, "weight must be a torch.Tensor"),
+        ((x, weight, bias.double()), TypeError, "must have one dtype"),
+        ((x, weight[:, :3]), ValueError, r"last dimensions of input \(3, 4\) and weight \(5, 3\)"),
+        ((x, weight[None]), ValueError, "weight one or two"),
+        ((x[0, 0], weight), ValueError, "at least one dimension"),
+        ((x, weight, bias[:4]), ValueError, r"bias must have the shape \(5,\), not \(4,\)"),
+        ((x, weight, bias[None]), ValueError, "bias must have the shape"),
+        ((x, weight, bias.to("meta")), ValueError, "must be on one device"),
+    ]:
+        with pytest.raises(error, match=text):
+            diglot.linear(*given)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_module(backend):
+    torch.manual_seed(5)
+    own = diglot.nn.Linear(8, 16, device=DEVICE, backend=backend)
+    torch.manual_seed(5)
+    theirs = torch.nn.Linear(8, 16, device=DEVICE)
+    assert list(own.state_dict()) == list(theirs.state_dict())
+    assert torch.equal(own.weight, theirs.weight)
+    x = normal(3, 8, dtype=torch.float32)
+    torch.testing.assert_close(own(x), theirs(x))
+    assert diglot.last_run().launcher == "linear_forward"
+    assert diglot.last_run().backend == backend
+    copy = pickle.loads(pickle.dumps(own))
+    assert torch.equal(copy(x), own(x))
+    assert str(own).startswith("diglot.nn.Linear(in_features=8")
+    assert diglot.nn.Linear(8, 4, bias=False).bias is None

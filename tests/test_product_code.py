@@ -1,0 +1,118 @@
+"""The machine code of products: tensor cores, bulk copies, moved registers, and nothing spilled."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from backends import DEVICE, needs_cuda
+from planted.library import ROOT, find_nvcc
+
+from diglot.tools.machine_code import dump
+
+COLUMNS = (64, 128, 192, 224, 256)
+NAMES = ("UTMALDG.4D", "UTMASTG.4D", "STSM", "USETMAXREG")
+
+
+@pytest.mark.slow
+def test_cuda(tmp_path):
+    """Each width has a main loop for each layout, of four products a step."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        pytest.skip("no nvcc")
+    cubin = tmp_path / "matmul.cubin"
+    command = [nvcc, "-std=c++17", "-arch=sm_90a", "-cubin", "--expt-relaxed-constexpr"]
+    command += ["-fmad=false", "-DDIGLOT_FEW_TYPES", f"-I{ROOT / 'csrc/include'}", "-Xptxas=-v"]
+    command += [str(ROOT / "csrc/ops/sm_90a/matmul.cu"), "-o", str(cubin)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+    assert spills == [("0", "0")] * len(COLUMNS)
+    assert not re.search("C75[0-9][0-9]", done.stderr), done.stderr  # serialised products
+    functions = dump("-sass", str(cubin)).split("Function : ")[1:]
+    assert len(functions) == len(COLUMNS)
+    for code in functions:
+        (columns,) = {int(n) for n in re.findall(r"HGMMA\.64x(\d+)x16\.F32\.BF16", code)}
+        assert columns in COLUMNS and len(re.findall(r"\bHGMMA\.", code)) == 4 * 4
+        for name in NAMES:
+            assert name in code, (columns, name)
+        assert not re.search(r"\b(LDL|STL)\b", code), columns
+
+
+COMPILED = """
+import json, sys
+import torch
+from diglot.tools.resources import compile_stages
+from diglot.triton_ops import linear, matmul
+from diglot.triton_ops.launch import launch
+
+H200 = (90, 132, 228 << 10, True)
+answers = []
+for case in json.loads(sys.argv[1]):
+    m, n, k, layout, dtype, has_bias = case
+    dtype = getattr(torch, dtype)
+    a, b, out = (torch.empty(s, dtype=dtype, device="meta") for s in ((m, k), (k, n), (m, n)))
+    a = a if layout[0] == "N" else a.new_empty(k, m).mT
+    b = b if layout[1] == "N" else b.new_empty(n, k).mT
+    if has_bias:
+        plan = launch.plan(linear.linear_forward, H200, a, b.mT, a.new_empty(n), out)
+    else:
+        plan = launch.plan(matmul.matmul_forward, H200, a, b, out)
+    (made,) = plan.launches
+    code = compile_stages(made.specialization).resources
+    counts = dict(code.instructions)
+    answers.append([plan.variant, "UTMALDG" in counts, "UTMASTG" in counts, code.spill_bytes,
+                    [product for product, _ in code.products]])
+print(json.dumps(answers))
+"""
+WIDE, BF16 = "HGMMA.64x256x16.F32.BF16", "bfloat16"
+# M, N, K, layout, dtype, bias: the plan, bulk loads, bulk stores, spilled bytes, products.
+EXPECTED = {
+    (4096, 4096, 4096, "NT", BF16, True): ["descriptors, tiles of 128x256", True, True, 0, [WIDE]],
+    (4096, 4096, 4096, "NN", BF16, False): ["descriptors, tiles of 128x256", True, True, 0, [WIDE]],
+    (4096, 4096, 4096, "TN", BF16, False): ["descriptors, tiles of 128x256", True, True, 0, [WIDE]],
+    (4096, 4096, 4096, "TT", BF16, False): ["descriptors, tiles of 128x256", True, True, 0, [WIDE]],
+    (4096, 4095, 4096, "NT", BF16, True): [
+        "descriptors, tiles of 128x128", True, False, 0, ["HGMMA.64x128x16.F32.BF16"]],
+    (4096, 4096, 4095, "NN", BF16, False): [
+        "pointers, tiles of 128x128", False, False, 0, ["HGMMA.64x128x16.F32.BF16"]],
+    (4096, 4096, 4096, "NN", "float32", False): ["pointers, tiles of 64x64", False, False, 0, []],
+    (1024, 1024, 1024, "NN", "float64", False): [
+        "pointers, tiles of 64x64", False, False, 0, ["DMMA.16x8x16"]],
+}  # fmt: skip
+CASES = list(EXPECTED)
+
+
+@pytest.mark.ahead_of_time
+@pytest.mark.parametrize("cases", [CASES[:1], pytest.param(CASES, marks=pytest.mark.slow)])
+def test_triton(cases):
+    environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED, json.dumps(cases)],
+        capture_output=True,
+        text=True,
+        env={**environment, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == [EXPECTED[case] for case in cases]
+
+
+@needs_cuda
+@pytest.mark.skipif(DEVICE != "cpu", reason="plans of named devices")
+def test_plans_have_an_order():
+    """The order of sums is a value, in both languages."""
+    import diglot
+    from diglot.backends.plans import plan_runs
+
+    a = torch.empty(256, 256, dtype=torch.bfloat16)
+    for backend in ("cuda", "triton"):
+        with plan_runs() as runs:
+            diglot.matmul(a, a, backend=backend)
+        (order,) = runs[0].plan.order
+        assert order.kernel.startswith("matmul_") and order.grid

@@ -1,0 +1,76 @@
+"""Faults that are put into the product on tensor cores are found without a GPU."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from backends import DEVICE, NEEDS_CUDA
+from planted.library import ROOT, build_interpreted, runner
+
+HEADER = ROOT / "csrc/include/diglot/products/tensor_cores.cuh"
+KERNELS = ROOT / "tests/planted/tensor_cores.cu"
+M, N, K = 136, 136, 616
+SEEDS = range(4)
+pytestmark = [
+    *NEEDS_CUDA,
+    pytest.mark.slow,
+    pytest.mark.skipif(DEVICE != "cpu", reason="it interprets kernels"),
+]
+
+
+class Fault(NamedTuple):
+    """A piece of the header, and what takes its place."""
+
+    right: str
+    wrong: str
+
+
+FAULTS = {
+    "none": Fault("\n", "\n"),
+    "K's tail": Fault("step < product.steps", "step + 1 < product.steps"),
+    "phase": Fault("full[ring.stage].wait(ring.parity);", "full[ring.stage].wait(0);"),
+    "no wait for the stage": Fault("full[ring.stage].wait(ring.parity);", ""),
+    "no wait for its release": Fault("empty[ring.stage].wait(ring.parity ^ 1);", ""),
+    "release before the products end": Fault("wgmma_wait<1>();", "wgmma_wait<2>();"),
+    "bytes": Fault("arrive_expect(Shape::kBytesA + bytes_b)", "arrive_expect(Shape::kBytesA)"),
+    "no fence before the store": Fault("fence_async_proxy();", ""),
+    "no barrier before the store": Fault(
+        "    named_barrier_sync(barrier, kWarpgroupThreads);\n    if (thread != 0) continue;",
+        "    if (thread != 0) continue;",
+    ),
+    "memory written while TMA reads it": Fault(
+        "if (thread == 0) wait_bulk_groups_read<0>();\n    named", "named"
+    ),
+    "memory ends while TMA reads it": Fault(
+        "if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();", ""
+    ),
+    "the other consumer's rows": Fault("consumer * Shape::kConsumerRows", "0"),
+    "registers": Fault("take_registers<232>", "take_registers<240>"),
+}
+
+
+def integers(*shape: int) -> torch.Tensor:
+    return torch.randint(-1, 2, shape).bfloat16()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name, tmp_path):
+    fault, text = FAULTS[name], HEADER.read_text()
+    assert name == "none" or text.count(fault.right) == 1
+    (tmp_path / HEADER.name).write_text(text.replace(fault.right, fault.wrong))
+    kernels = KERNELS.read_text().replace(f"diglot/products/{HEADER.name}", HEADER.name)
+    kernels = kernels.replace("runner.h", str(KERNELS.with_name("runner.h")))
+    source = tmp_path / KERNELS.name
+    source.write_text(kernels)
+    run = runner(build_interpreted(source, tmp_path / "library.so"))
+    a, b = integers(M, K), integers(K, N)
+    expected = (a.double() @ b.double()).bfloat16()
+    values = torch.cat([a.flatten(), b.flatten()]).view(torch.float32)
+    found = []
+    for seed in SEEDS:
+        message, out = run(f"{M}x{N}x{K}", values=values, blocks=M * N // 2, seed=seed, seconds=60)
+        product = out.view(torch.bfloat16).view(M, N)
+        found.append(message or ("" if torch.equal(product, expected) else "another product"))
+    assert any(found) != (name == "none"), found

@@ -1,0 +1,108 @@
+"""A product's operands as matrices and a batch of them. Twin of
+csrc/include/diglot/launch/products.h.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# Relative, because mypy finds this folder under its name in the tree.
+from .layout import Layout, compute_layout
+from .plan import ACCESS_BYTES, Operand
+
+Dimensions = list[tuple[int, tuple[int, int, int]]]
+
+
+@dataclass(frozen=True)
+class Product:
+    """The operands of C = A B + bias.
+
+    A is (..., m, k), B (..., k, n), C (..., m, n) and the bias (n). The dimensions before the last
+    two, the batch's, broadcast to those of C.
+
+    Attributes:
+        a, b, bias, c: the operands.
+        sizes: m, n, k.
+        strides: of a row and of a column of A, B and C.
+        batches: the batch's layout in C, A and B.
+    """
+
+    a: Operand
+    b: Operand
+    bias: Operand | None
+    c: Operand
+    sizes: tuple[int, int, int]
+    strides: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    batches: Layout
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether C has no elements."""
+        return 0 in (self.sizes[0], self.sizes[1], self.batches.numel)
+
+    @property
+    def bias_stride(self) -> int:
+        return 0 if self.bias is None else self.bias.strides[-1]
+
+    def vector(self, operand: Operand, strides: tuple[int, int], array: int) -> tuple[int, int]:
+        """The elements of 16-byte accesses, along a row or a column of an operand: (1, 1) where its
+        runs of neighbours begin elsewhere, or end within such an access.
+        """
+        elements = ACCESS_BYTES // operand.element_size()
+        m, n, k = self.sizes
+        shape = {1: (m, k), 2: (k, n)}[array]
+        for inner in (1, 0):
+            outer = 1 - inner
+            steps = [stride[array] for stride in self.batches.strides]
+            steps += [strides[outer]] if shape[outer] > 1 else []
+            if strides[inner] != 1 or shape[inner] % elements or not operand.is_aligned:
+                continue
+            if all(step % elements == 0 for step in steps):
+                return (elements, 1) if inner == 0 else (1, elements)
+        return 1, 1
+
+
+def product_of(a: Operand, b: Operand, bias: Operand | None, c: Operand) -> Product:
+    """The product of these operands.
+
+    Rows of all matrices of a batch that share B are rows of one matrix, where A and C step through
+    them as through one.
+    """
+    rank = c.dim() - 2
+    batch: Dimensions = []
+    for d in range(rank):
+        steps = tuple(_step(operand, d - rank) for operand in (c, a, b))
+        batch.append((c.shape[d], (steps[0], steps[1], steps[2])))
+    m, n, k = c.shape[-2], c.shape[-1], a.shape[-1]
+    a_row, c_row = a.strides[-2], c.strides[-2]
+    while batch:
+        count, (c_step, a_step, b_step) = batch[-1]
+        if count != 1:
+            if b_step != 0:
+                break
+            if m == 1:
+                a_row, c_row = a_step, c_step
+            elif (a_step, c_step) != (m * a_row, m * c_row):
+                break
+            m *= count
+        batch.pop()
+    sizes = tuple(size for size, _ in batch)
+    strides = tuple(tuple(steps[array] for _, steps in batch) for array in range(3))
+    layout = compute_layout((sizes,) * 3, strides)
+    rows = ((a_row, a.strides[-1]), (b.strides[-2], b.strides[-1]), (c_row, c.strides[-1]))
+    return Product(a, b, bias, c, (m, n, k), rows, layout)
+
+
+def _step(operand: Operand, d: int) -> int:
+    """The step from a matrix to the next along the batch's dimension `d`, counted from the end; 0
+    if it is the same one.
+    """
+    place = operand.dim() - 2 + d
+    return 0 if place < 0 or operand.shape[place] == 1 else operand.strides[place]
+
+
+def tiles_of(sizes: tuple[int, int, int], block: tuple[int, int, int], batches: int) -> list[int]:
+    """Rows and columns of tiles, and how many there are in all."""
+    rows, columns = -(-sizes[0] // block[0]), -(-sizes[1] // block[1])
+    return [rows, columns, math.prod((rows, columns, batches))]

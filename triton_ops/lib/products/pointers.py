@@ -1,0 +1,112 @@
+"""Products of matrices of any type, size and strides, by addresses of all elements. Twin of
+csrc/include/diglot/products/cuda_cores.cuh.
+"""
+
+import triton
+import triton.language as tl
+
+from diglot.triton_ops.lib.elementwise import strided_offset
+from diglot.triton_ops.lib.mma.dot import dot
+from diglot.triton_ops.lib.products.schedule import tile_of
+from diglot.triton_ops.lib.types import convert
+
+
+@triton.jit
+def multiply_by_pointers(
+    pointers, sizes, strides, bias_stride, tiles, batch_sizes, batch_starts, batch_strides,
+    PRECISION: tl.constexpr, RANK: tl.constexpr, GROUP: tl.constexpr, VECTORS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One tile of C = A B + bias, for each program.
+
+    Args:
+        pointers: to A, B, the bias and C. The bias may be None.
+        sizes: M, N, K.
+        strides: of a row and of a column of A, B and C.
+        bias_stride: from a column's bias to the next.
+        tiles: rows and columns of tiles, and how many there are in all.
+        batch_sizes, batch_starts, batch_strides: of the batch's RANK dimensions; starts and strides
+            are those of C, A and B.
+        VECTORS: elements of an aligned 16-byte access down A, along A, down B and along B. 1
+            means single elements. An access lies wholly inside the matrix, or outside.
+        BLOCK: rows, columns and depth of a tile.
+    """
+    a, b, bias, c = pointers
+    m, n, k = sizes
+    a_row, a_column = strides[0]
+    b_row, b_column = strides[1]
+    c_row, c_column = strides[2]
+    BM: tl.constexpr = BLOCK[0]
+    BN: tl.constexpr = BLOCK[1]
+    BK: tl.constexpr = BLOCK[2]
+    DOWN_A: tl.constexpr = VECTORS[0]
+    ALONG_A: tl.constexpr = VECTORS[1]
+    DOWN_B: tl.constexpr = VECTORS[2]
+    ALONG_B: tl.constexpr = VECTORS[3]
+    ACCUMULATOR: tl.constexpr = tl.float64 if c.dtype.element_ty == tl.float64 else tl.float32
+    index = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    if index < tiles[2]:
+        tile_row, tile_column, batch = tile_of(index, tiles[0], tiles[1], GROUP)
+        if RANK > 0:
+            c += strided_offset(batch, batch_sizes, batch_starts[0], batch_strides[0], RANK, True)
+            a += strided_offset(batch, batch_sizes, batch_starts[1], batch_strides[1], RANK, True)
+            b += strided_offset(batch, batch_sizes, batch_starts[2], batch_strides[2], RANK, True)
+        else:
+            c += batch_starts[0]
+            a += batch_starts[1]
+            b += batch_starts[2]
+        row = tile_row * BM + tl.arange(0, BM)
+        column = tile_column * BN + tl.arange(0, BN)
+        depth = tl.arange(0, BK).to(tl.int64)
+        sums = tl.zeros((BM, BN), ACCUMULATOR)
+        for start in range(0, k, BK):
+            at = start + depth
+            tile_a = load_tile(a, row, at, row < m, at < k, a_row, a_column, DOWN_A, ALONG_A)
+            tile_b = load_tile(b, at, column, at < k, column < n, b_row, b_column, DOWN_B, ALONG_B)
+            sums = dot(tile_a, tile_b, sums, PRECISION)
+        if bias is not None:
+            added = tl.load(bias + column * bias_stride, column < n, 0.0)
+            sums += added.to(ACCUMULATOR)[None, :]
+        for half in tl.static_range(2):
+            part = half_of(sums, half)
+            first = tile_column * BN + half * (BN // 2)
+            store_tile(c, part, tile_row * BM, first, m, n, c_row, c_column)
+
+
+@triton.jit
+def half_of(sums, half: tl.constexpr):
+    """The left or the right half of a tile's columns."""
+    ROWS: tl.constexpr = sums.shape[0]
+    HALF: tl.constexpr = sums.shape[1] // 2
+    left, right = tl.permute(tl.reshape(sums, (ROWS, 2, HALF)), (0, 2, 1)).split()
+    return left if half == 0 else right
+
+
+@triton.jit
+def store_tile(c, sums, row, column, m, n, row_stride, column_stride):
+    """Stores the part of a tile that lies in C. The tile begins at `row` and `column`.
+
+    Addresses of 64 bits take two registers each, so callers store a half at a time.
+    """
+    rows = row + tl.arange(0, sums.shape[0]).to(tl.int64)
+    columns = column + tl.arange(0, sums.shape[1]).to(tl.int64)
+    place = c + rows[:, None] * row_stride + columns[None, :] * column_stride
+    mask = (rows < m)[:, None] & (columns < n)[None, :]
+    tl.store(place, convert(sums, c.dtype.element_ty), mask)
+
+
+@triton.jit
+def load_tile(
+    pointer, row, column, is_row, is_column, row_stride, column_stride,
+    DOWN: tl.constexpr, ALONG: tl.constexpr,
+):  # fmt: skip
+    """The elements of some rows and columns, zero outside."""
+    address = pointer + (row[:, None] * row_stride + column[None, :] * column_stride)
+    mask = is_row[:, None] & is_column[None, :]
+    if DOWN > 1:
+        mask = tl.max_constancy(mask, (DOWN, 1))
+        address = tl.max_contiguous(tl.multiple_of(address, (16, 1)), (DOWN, 1))
+    if ALONG > 1:
+        mask = tl.max_constancy(mask, (1, ALONG))
+        address = tl.max_contiguous(tl.multiple_of(address, (1, 16)), (1, ALONG))
+    return tl.load(address, mask=mask, other=0.0)

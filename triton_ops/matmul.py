@@ -1,0 +1,160 @@
+"""Products of matrices: kernels and launcher. Twin of csrc/ops/matmul.cu."""
+
+import dataclasses
+
+import torch
+import triton
+import triton.language as tl
+
+from diglot.backends.plans import Plan
+from diglot.triton_ops.launch.descriptors import MOST_SIZE, Descriptor
+from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.layout import strided_arguments
+from diglot.triton_ops.launch.plan import NOTHING, Launch, Operand, Scalar
+from diglot.triton_ops.launch.products import Product, product_of, tiles_of
+from diglot.triton_ops.lib.products.descriptors import multiply_by_descriptors
+from diglot.triton_ops.lib.products.pointers import multiply_by_pointers
+
+HALVES = (torch.float16, torch.bfloat16)
+GRID_SIDE = 1 << 30  # programs along an axis of a grid
+TMA_ARCHITECTURE = 90
+SMALLEST = (16, 16)  # a tile: where one of these fits, larger ones do
+
+
+@triton.jit
+def matmul_pointers(
+    a, b, bias, c, m, n, k, rows, columns, count,
+    a_row, a_column, b_row, b_column, c_row, c_column, bias_stride,
+    size0, size1, size2, size3, size4, size5, size6, size7,
+    c_start, c0, c1, c2, c3, c4, c5, c6, c7,
+    a_start, a0, a1, a2, a3, a4, a5, a6, a7,
+    b_start, b0, b1, b2, b3, b4, b5, b6, b7,
+    PRECISION: tl.constexpr, RANK: tl.constexpr, GROUP: tl.constexpr, VECTORS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    multiply_by_pointers(
+        (a, b, bias, c), (m, n, k), ((a_row, a_column), (b_row, b_column), (c_row, c_column)),
+        bias_stride, (rows, columns, count),
+        (size0, size1, size2, size3, size4, size5, size6, size7), (c_start, a_start, b_start),
+        ((c0, c1, c2, c3, c4, c5, c6, c7), (a0, a1, a2, a3, a4, a5, a6, a7),
+         (b0, b1, b2, b3, b4, b5, b6, b7)),
+        PRECISION, RANK, GROUP, VECTORS, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def matmul_descriptors(
+    a, b, bias, c, m, n, k, row_stride, rows, columns, count,
+    ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    multiply_by_descriptors(
+        a, b, bias, c, (m, n, k), row_stride, (rows, columns, count),
+        ALONG_M, ALONG_N, HAS_DESCRIPTOR, GROUP, BLOCK,
+    )  # fmt: skip
+
+
+@launcher
+def matmul_forward(input: Operand, other: Operand, out: Operand) -> Plan:
+    """out = input @ other."""
+    return plan_product(product_of(input, other, None, out))
+
+
+def plan_product(product: Product) -> Plan:
+    """The plan of C = A B + bias."""
+    if product.is_empty:
+        return NOTHING
+    return _plan_by_descriptors(product) or _plan_by_pointers(product)
+
+
+def _plan_by_pointers(product: Product) -> Plan:
+    a, b, c = product.a, product.b, product.c
+    device, size = c.device, c.element_size()
+    device.choose("strided", (*product.sizes, product.batches.numel), a)
+    tile = device.tuned("products.triton.tile", size)
+    block = tile["rows"], tile["columns"], tile["depth"]
+    group = device.tuned("products.both.group")
+    strides: list[Scalar] = []
+    for pair in product.strides:  # steps between neighbours are known when it is compiled
+        strides += [tl.constexpr(1) if stride == 1 else stride for stride in pair]
+    vectors = (
+        *product.vector(a, product.strides[0], 1),
+        *product.vector(b, product.strides[1], 2),
+    )
+    launches = []
+    for slice, start in product.batches.slices():
+        tiles = tiles_of(product.sizes, block, slice.numel)
+        across = min(tiles[-1], GRID_SIDE)
+        scalars = (
+            *product.sizes, *tiles, *strides, product.bias_stride,
+            *strided_arguments(slice, start, 3),
+        )  # fmt: skip
+        constants = ("ieee", len(slice.sizes), group, vectors, block)
+        launches.append(
+            Launch(
+                matmul_pointers, (across, triton.cdiv(tiles[-1], across)),
+                (a, b, product.bias, c), scalars, constants, tile["warps"],
+                num_stages=tile["stages"],
+            )
+        )  # fmt: skip
+    return Plan(f"pointers, tiles of {block[0]}x{block[1]}", tuple(launches), None)
+
+
+def _matrix(
+    operand: Operand, shape: tuple[int, int], strides: tuple[int, int]
+) -> tuple[Operand, bool]:
+    """An operand as a matrix of contiguous rows, and whether that is its transpose."""
+    rows, columns = shape
+    is_transposed = strides[1] != 1 and columns > 1 and (strides[0] == 1 or rows == 1)
+    if is_transposed:
+        (rows, columns), strides = (columns, rows), (strides[1], strides[0])
+    # The step of a single row is of no account, but a descriptor's must be a multiple of 16 bytes.
+    unused = -(-columns // 8) * 8
+    steps = (unused if rows == 1 else strides[0], 1 if columns == 1 else strides[1])
+    return dataclasses.replace(operand, shape=(rows, columns), strides=steps), is_transposed
+
+
+def _plan_by_descriptors(product: Product) -> Plan | None:
+    """A plan with tensor descriptors; None where these do not take the operands."""
+    m, n, k = product.sizes
+    device = product.c.device
+    if product.c.dtype not in HALVES or product.batches.sizes or k == 0:
+        return None
+    if not device.is_interpreted and device.architecture < TMA_ARCHITECTURE:
+        return None
+    if product.bias is not None and n > 1 and product.bias_stride != 1:
+        return None
+    if product.strides[2][1] != 1 or max(m, n, k) > MOST_SIZE:
+        return None
+    a, along_m = _matrix(product.a, (m, k), product.strides[0])
+    b, along_k = _matrix(product.b, (k, n), product.strides[1])
+    c, _ = _matrix(product.c, (m, n), product.strides[2])
+    if not (Descriptor.fits(a, SMALLEST) and Descriptor.fits(b, SMALLEST)):
+        return None
+    layout = ("T" if along_m else "N") + ("T" if along_k else "N")
+    device.choose(layout, (m, n, k, 1), product.a)
+    has_descriptor = Descriptor.fits(c, SMALLEST)
+    # Addresses of C's elements take the registers that a wide tile's sums would.
+    wide = tiles_of(product.sizes, (128, 256, 64), 1)[-1] if has_descriptor else 0
+    tile = device.tuned("products.triton.persistent", wide)
+    block = tile["rows"], tile["columns"], tile["depth"]
+    block_a = (block[2], block[0]) if along_m else (block[0], block[2])
+    block_b = (block[1], block[2]) if along_k else (block[2], block[1])
+    block_c = block[0], block[1] // 2
+    tiles = tiles_of(product.sizes, block, 1)
+    group = device.tuned("products.both.group")
+    launch = Launch(
+        matmul_descriptors,
+        (device.programs(tiles[-1], 1),),
+        (
+            Descriptor(a, block_a),
+            Descriptor(b, block_b),
+            product.bias,
+            Descriptor(c, block_c) if has_descriptor else product.c,
+        ),
+        (*product.sizes, product.strides[2][0], *tiles),
+        (along_m, not along_k, has_descriptor, group, block),
+        tile["warps"],
+        num_stages=tile["stages"],
+    )
+    return Plan(f"descriptors, tiles of {block[0]}x{block[1]}", (launch,), None)
