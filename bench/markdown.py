@@ -27,12 +27,13 @@ def by_gpu(
     lines: list[str] = []
     for gpu in dict.fromkeys(report["gpu"] for report in reports):
         of_gpu = [report for report in reports if report["gpu"] == gpu]
-        said = [
-            f"{r['op']} at commit {r['commit'][:7]}, {r['date']}"
-            + (f", seed {r['seed']}" if "seed" in r else "")
-            for r in of_gpu
-        ]
-        lines += [f"### {gpu}", "", f"Measured: {'; '.join(said)}.", ""]
+        ops: dict[str, list[str]] = {}
+        for each in of_gpu:
+            seed = f", seed {each['seed']}" if "seed" in each else ""
+            where = f"At commit {each['commit'][:7]}, {each['date']}{seed}"
+            ops.setdefault(where, []).append(each["op"])
+        said = [f"{where}: {', '.join(names)}." for where, names in ops.items()]
+        lines += [f"### {gpu}", "", *said, ""]
         lines += tables([row for report in of_gpu for row in report["rows"]])
     return "\n".join(lines)
 

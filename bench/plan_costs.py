@@ -7,6 +7,7 @@ harness replays these in turns.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -66,13 +67,15 @@ def _captured(provider: Provider, plans: str | None) -> Provider:
             with use_plans(plans):
                 replay = measure.captured(keep)
 
-        def replayed() -> Any:
-            replay()
-            return results[0]
-
-        return replayed
+        return functools.partial(_replayed, replay, results, call)
 
     return make
+
+
+def _replayed(replay: Call, results: list[Any], call: Call) -> Any:
+    """A graph's results. The graph reads the operands of `call`, which keeps them."""
+    replay()
+    return results[0]
 
 
 # --- what came out -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 from diglot.bench.harness import OURS, Row
 from diglot.bench.markdown import by_gpu, pivot
-from diglot.bench.reports import by_case
+from diglot.bench.reports import by_case, kind_text
 
 COLUMNS = (*OURS, "torch", "torch.compile")
 
@@ -30,14 +30,13 @@ def markdown(reports: Sequence[dict[str, Any]]) -> str:
     """The tables of committed sweeps, for each GPU: GB/s by size and provider."""
 
     def tables(rows: Sequence[Row]) -> list[str]:
-        cells: dict[tuple[str, str], str] = {}
+        cells: dict[str, dict[tuple[str, str], str]] = {}
         for case in by_case(rows):
             for name in COLUMNS:
                 row = case.get(name, {})
                 if "tb_per_s" in row:
-                    cells[_size(row), name] = _cell(row)
-        first = rows[0]
-        title = f"elements, {first['op']} {first['direction']}, {first['dtype']}"
-        return pivot(title, cells)
+                    title = f"elements: {row['op']} {kind_text(row)}, {row['dtype']}"
+                    cells.setdefault(title, {})[_size(row), name] = _cell(row)
+        return [line for title, of in cells.items() for line in pivot(title, of)]
 
     return by_gpu(reports, tables)

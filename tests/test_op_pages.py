@@ -131,6 +131,6 @@ def test_a_sweep_has_a_line_for_each_size():
             )
         ]
     )
-    assert "| elements, toy forward, float32 | cuda | torch | triton |" in made
+    assert "| elements: toy forward, float32 | cuda | torch | triton |" in made
     assert "| 2^12 | 500 (0.75) | 500 | – |" in made and "| 2^27 | 4,000 (1.00) | – | – |" in made
     assert "| 5 | – | – | 1 |" in made

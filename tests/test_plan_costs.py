@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -56,6 +59,29 @@ def test_both_are_timed_in_one_run(captured_in, tmp_path):
     assert [r["provider"] for r in report["rows"][:4]] == providers
     assert all(r["verified"] and r["failing"] == 0 for r in report["rows"])
     assert "| softmax | forward | cuda | invariant |" in plan_costs.markdown([report])
+
+
+def test_a_graphs_operands_live_as_long_as_its_call(captured_in):
+    """The graph reads them, and the providers of a backward pass make some of their own."""
+
+    class Operands:
+        pass
+
+    def provider(case, tensors):
+        operands = Operands()
+        alive.append(weakref.ref(operands))
+        return lambda: operands and None
+
+    alive = []
+    benchmark = dataclasses.replace(
+        load("softmax").benchmark, providers={"cuda": provider, "triton": provider}
+    )
+    calls = [
+        make(benchmark.cases[0], ())
+        for make in plan_costs.beside(benchmark, "invariant").providers.values()
+    ]
+    gc.collect()
+    assert len(calls) == len(alive) == 4 and all(of() is not None for of in alive)
 
 
 @needs_interpreter

@@ -557,8 +557,9 @@ def test_proton_on_a_gpu(tmp_path):
     )
     assert answer.returncode == 0, answer.stderr[-3000:]
     for backend in ("cuda", "triton"):
-        assert re.search(rf" 3 .*─ diglot::gelu_forward\[{backend}\]", answer.stdout), answer.stdout
-    assert re.search(r" 6 .*─ mine  \(.*bytes .* GB/s\)", answer.stdout), answer.stdout
+        wanted = rf"─ diglot::gelu_forward\[{backend}\]: .*, 3 kernels"
+        assert re.search(wanted, answer.stdout), answer.stdout
+    assert re.search(r"─ mine: .*, 6 kernels, bytes .* GB/s", answer.stdout), answer.stdout
     assert "gelu_forward" in (tmp_path / "f.svg").read_text()
 
 

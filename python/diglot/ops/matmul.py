@@ -21,7 +21,7 @@ def matmul(input: torch.Tensor, other: torch.Tensor, *, backend: str | None = No
             float64.
         other: tensor (..., K, N), or a vector (K); of the dtype of `input`. Dimensions before the
             last two broadcast.
-        backend: as in `diglot.gelu`. "auto" takes PyTorch: diglot's products are not measured yet.
+        backend: as in `diglot.gelu`. "auto" takes PyTorch: no benchmark of ours is committed yet.
 
     Returns:
         A contiguous tensor (..., M, N). A vector's dimension, M or N, is left out. With K = 0 it is

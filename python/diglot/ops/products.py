@@ -21,7 +21,7 @@ from diglot.ops.checks import check_floating
 from diglot.ops.sum_to_shape import unbroadcast
 from diglot.reference.matmul import rows_of
 
-# "auto" takes PyTorch's products: diglot's are not measured yet.
+# "auto" takes PyTorch's products: diglot's have no committed benchmark yet.
 AUTO_ORDER = ("torch", "cuda", "triton")
 for _op in ("matmul", "linear"):
     prefer(_op, AUTO_ORDER)
