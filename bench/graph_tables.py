@@ -45,6 +45,8 @@ def _bars(rows: Sequence[Row]) -> Iterator[list[str]]:
 
 def _figures(row: Row) -> list[str]:
     num_bytes = row.get("pool_bytes", row.get("reserved_bytes"))
+    if num_bytes is not None and num_bytes < 0:  # others gave memory back meanwhile
+        num_bytes = None
     return [
         row["workload"],
         row["provider"],

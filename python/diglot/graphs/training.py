@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from diglot.backends.scratch import held_bytes
@@ -205,6 +206,8 @@ class TrainingStep:
         if not graph.is_alive:
             raise GraphError("training_step: its pool was built anew or released: capture anew")
         graph.replay()
+        if self.part == self._work.accumulation - 1:
+            increment_version(self._work.parameters)  # fused optimizers leave versions as they are
         self.part = (self.part + 1) % self._work.accumulation
         value = graph.output_tensors[0]
         return value.clone() if self._clone else value

@@ -20,8 +20,8 @@ def linear(
 ) -> Tensor:
     r"""Applies a linear layer, as `torch.nn.functional.linear`: input · weightᵀ + bias.
 
-    The bias is added before the only rounding, in the same launch. `diglot.matmul` explains the
-    computation.
+    The bias is added before the only rounding, in the same launch. Under vmap with batches of
+    weight or bias it is added after one. `diglot.matmul` explains the computation.
 
     Args:
         input: tensor (..., K) of any strides; float32, float16, bfloat16 or float64.

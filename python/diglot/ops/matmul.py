@@ -11,10 +11,11 @@ from diglot.ops.products import autocast, matmul_operator
 def matmul(input: torch.Tensor, other: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
     r"""Multiplies matrices, vectors and batches of matrices, as `torch.matmul`.
 
-    A sum of products is computed in float32 (float64 for float64) and rounded once to the result's
-    dtype. Products of float32 are IEEE products, never TF32. Gradients are products of the same
-    kernels, of transposed views: no operand is copied. Only the rows of a batch that shares one
-    matrix are, if they lie apart.
+    Our kernels compute a sum of products in float32 (float64 for float64) and round it once to the
+    result's dtype. Their products of float32 are IEEE products, never TF32; the backend "torch"
+    follows PyTorch's switches. Gradients are products of the same kernels, of transposed views: no
+    operand is copied. Only the rows of a batch that shares one matrix are, if they lie apart. The
+    gradient of a broadcast operand is a sum of rounded products.
 
     Args:
         input: tensor (..., M, K) of any strides, or a vector (K); float32, float16, bfloat16 or

@@ -137,7 +137,8 @@ class NativeRing:
                     threading.current_thread() is threading.main_thread(),
                 )
             if launcher is not None and done is None:
-                raise launcher.errors[job.control.chunk % plan.slots]
+                slot = job.control.chunk % plan.slots
+                raise launcher.errors.get(slot) or next(iter(launcher.errors.values()))
             variant, job.timeline = done
             variant = variant if launcher is None else launcher.variant
             note_run(launch.op, launch.launcher, launch.backend, variant)
