@@ -436,3 +436,15 @@ def test_random_state_that_is_not_restored_is_caught(device, monkeypatch):
     monkeypatch.setattr(device, "set_random_state", lambda state: None)
     with pytest.raises(AssertionError):
         compare("AdamW")
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_versions_tell_of_a_fused_step(accumulation):
+    """PyTorch's fused optimizers leave versions as they are, and autograd asks these."""
+    model = make_model()
+    step = capture_step(model, make_optimizer("fused AdamW", model), accumulation=accumulation)
+    versions = [p._version for p in model.parameters()]
+    for part, batch in enumerate(batches(accumulation)):
+        assert part == 0 or [p._version for p in model.parameters()] == versions
+        step(*batch)
+    assert all(p._version > v for p, v in zip(model.parameters(), versions, strict=True))
