@@ -1,4 +1,4 @@
-"""The bars of ops over the shapes of published models, and a table of which are met.
+"""The bars of ops over the shapes of published models, and a table that marks missed ones.
 
 A bar speaks of all cases that an op has in a direction and a language. It is about the best peer's
 time over ours, or about our share of a copy's speed.
