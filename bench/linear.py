@@ -8,20 +8,17 @@ import torch
 import torch.nn.functional as F
 
 import diglot
-from diglot.bench import models
+from diglot.bench import models, products
 from diglot.bench.harness import (
     Bar,
     Benchmark,
     Case,
     Function,
-    Row,
-    Rows,
     Tensors,
     expected_of,
     normal,
 )
 from diglot.reference.linear import SPEC
-from diglot.reference.specs import nbytes
 
 SEED, CASES = 26, 60
 MOST_BYTES = 4 << 30  # of input, weight and output
@@ -51,26 +48,6 @@ def _inputs(case: Case) -> Tensors:
     return normal([(m, k), (n, k), (n,)], case.dtype)
 
 
-def _bytes_moved(case: Case, tensors: Tensors) -> int:
-    m, n, _ = case.shape
-    return sum(map(nbytes, tensors)) + m * n * case.dtype.itemsize
-
-
-def _flops(case: Case, tensors: Tensors) -> int:
-    m, n, k = case.shape
-    return 2 * m * n * k
-
-
-def _shape(elements: int) -> tuple[int, int, int]:
-    """As many tokens as features, at most so many elements."""
-    side = 1 << (max(1, elements).bit_length() - 1) // 2
-    return side, side, side
-
-
-def _over_torch(row: Row, rows: Rows) -> float:
-    return float(rows["torch"]["time_us"] / row["time_us"])
-
-
 benchmark = Benchmark(
     op="linear",
     cases=[
@@ -79,24 +56,18 @@ benchmark = Benchmark(
     ],
     inputs=_inputs,
     expected=expected_of(SPEC),
-    bytes_moved=_bytes_moved,
-    flops=_flops,
-    shape=_shape,
-    takes=lambda case: len(case.shape) == 3,
+    bytes_moved=products.bytes_moved,
+    flops=products.flops,
+    shape=products.square,
+    takes=products.is_product,
     bars=[
         Bar(
             "worst speed over cuBLAS",
             lambda row: row["timer"] == "device",
-            _over_torch,
+            products.speed_over_torch,
             lambda row: 0.90 if row["provider"] == "cuda" else 0.85,
         ),
-        Bar(
-            "host µs over torch",
-            lambda row: row["timer"] == "host",
-            lambda row, rows: row["time_us"] - rows["torch"]["time_us"],
-            lambda row: 6 if row["provider"] == "cuda" else 20,
-            at_least=False,
-        ),
+        products.HOST_BAR,
     ],
 )
 

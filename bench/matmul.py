@@ -7,19 +7,18 @@ from typing import Any
 import torch
 
 import diglot
+from diglot.bench import products
 from diglot.bench.harness import (
     Bar,
     Benchmark,
     Case,
     Function,
     Row,
-    Rows,
     Tensors,
     expected_of,
     normal,
 )
 from diglot.reference.matmul import SPEC
-from diglot.reference.specs import nbytes
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 LARGE = (
@@ -41,27 +40,6 @@ def _inputs(case: Case) -> Tensors:
     a, b = normal([(k, m) if layout[0] == "T" else (m, k), (n, k) if layout[1] == "T" else (k, n)],
                   case.dtype)  # fmt: skip
     return a.mT if layout[0] == "T" else a, b.mT if layout[1] == "T" else b
-
-
-def _bytes_moved(case: Case, tensors: Tensors) -> int:
-    m, n, _ = case.shape
-    return sum(map(nbytes, tensors)) + m * n * case.dtype.itemsize
-
-
-def _flops(case: Case, tensors: Tensors) -> int:
-    m, n, k = case.shape
-    return 2 * m * n * k
-
-
-def _shape(elements: int) -> tuple[int, int, int]:
-    """Square matrices of at most so many elements, in whole tiles where they are that large."""
-    side = 1 << (max(1, elements).bit_length() - 1) // 2
-    return side, side, side
-
-
-def _over_torch(row: Row, rows: Rows) -> float:
-    """Speed as a multiple of torch.mm's, which is cuBLAS, in the same layout."""
-    return float(rows["torch"]["time_us"] / row["time_us"])
 
 
 def _is_large(row: Row) -> bool:
@@ -96,37 +74,31 @@ benchmark = Benchmark(
     ],
     inputs=_inputs,
     expected=_expected,
-    bytes_moved=_bytes_moved,
-    flops=_flops,
-    shape=_shape,
+    bytes_moved=products.bytes_moved,
+    flops=products.flops,
+    shape=products.square,
     keywords=lambda case: {},
-    takes=lambda case: len(case.shape) == 3,
+    takes=products.is_product,
     bars=[
         Bar(
             "worst speed over cuBLAS, large",
             _is_large,
-            _over_torch,
+            products.speed_over_torch,
             lambda row: 0.97 if row["provider"] == "cuda" else 0.95,
         ),
         Bar(
             "speed over cuBLAS, few rows",
             lambda row: _few_rows(row) is not None,
-            _over_torch,
+            products.speed_over_torch,
             lambda row: (_few_rows(row) or {})[row["provider"]],
         ),
         Bar(
             "speed over cuBLAS, K odd",
             lambda row: row["shape"][-1] % 2 == 1,
-            _over_torch,
+            products.speed_over_torch,
             lambda row: 0.85 if row["provider"] == "cuda" else 0.80,
         ),
-        Bar(
-            "host µs over torch",
-            lambda row: row["timer"] == "host",
-            lambda row, rows: row["time_us"] - rows["torch"]["time_us"],
-            lambda row: 6 if row["provider"] == "cuda" else 20,
-            at_least=False,
-        ),
+        products.HOST_BAR,
     ],
 )
 

@@ -23,8 +23,8 @@ class Change:
     """A row beside the older one of the same measurement.
 
     Attributes:
-        ratio: the new median over the older one, of times as shares of the same run's ceiling where
-            both have one; None of a row that has no time any more: its verdict is "broken".
+        ratio: the new median over the older one. If both runs have a ceiling, of times as shares of
+            it. None if the row has no time any more; its verdict is "broken".
     """
 
     row: Row
