@@ -10,9 +10,6 @@
 #include "torch/launcher.h"
 #include "torch/tuple_reader.h"
 
-// Of Python's stable ABI, as in python_abi.h; no other file reads bytes.
-extern "C" int PyBytes_AsStringAndSize(PyObject*, char**, Py_ssize_t*);
-
 namespace {
 
 using namespace diglot;

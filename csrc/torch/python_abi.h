@@ -64,6 +64,7 @@ int Py_IsInitialized();
 void Py_DecRef(PyObject*);
 void Py_IncRef(PyObject*);
 PyObject* PyBool_FromLong(long);
+int PyBytes_AsStringAndSize(PyObject*, char**, Py_ssize_t*);
 PyObject* PyBytes_FromStringAndSize(const char*, Py_ssize_t);
 void* PyCapsule_GetPointer(PyObject*, const char*);
 PyObject* PyCapsule_New(void*, const char*, void (*)(PyObject*));

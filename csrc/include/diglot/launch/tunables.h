@@ -39,9 +39,12 @@ namespace diglot {
   X(kNormBackwardSumSide, "norm_backward.cuda.sum_side")                                         \
   X(kNormBackwardThreads, "norm_backward.cuda.threads")                                          \
   X(kNormForwardSkippedShapes, "norm_forward.cuda.skipped_shapes")                               \
+  X(kProductsCluster, "products.cuda.cluster")                                                   \
   X(kProductsColumns, "products.cuda.columns")                                                   \
   X(kProductsGroup, "products.both.group")                                                       \
   X(kProductsSpeed, "products.cuda.speed")                                                       \
+  X(kProductsSplit, "products.cuda.split")                                                       \
+  X(kProductsSwap, "products.cuda.swap")                                                         \
   X(kRowsChunkBlocks, "rows.both.chunk_blocks")                                                  \
   X(kRowsChunkElements, "rows.both.chunk_elements")                                              \
   X(kRowsElementsAside, "rows.cuda.elements_aside")                                              \
