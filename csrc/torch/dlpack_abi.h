@@ -12,7 +12,15 @@ constexpr const char* kAttribute = "__dlpack_c_exchange_api__";  // of the type 
 constexpr const char* kCapsule = "dlpack_exchange_api";
 
 enum DeviceType : int32_t { kCpu = 1, kCuda = 2 };
-enum TypeCode : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBFloat = 4, kBool = 6 };
+enum TypeCode : uint8_t {
+  kInt = 0,
+  kUInt = 1,
+  kFloat = 2,
+  kBFloat = 4,
+  kBool = 6,
+  kFloat8E4M3 = 10,
+  kFloat8E5M2 = 12
+};
 
 struct DataType {
   uint8_t code;

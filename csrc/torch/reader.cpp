@@ -22,6 +22,8 @@ DType dtype_of(ScalarType type) {
     case ScalarType::BFloat16: return DType::kBFloat16;
     case ScalarType::Float: return DType::kFloat32;
     case ScalarType::Double: return DType::kFloat64;
+    case ScalarType::Float8_e4m3fn: return DType::kFloat8E4M3;
+    case ScalarType::Float8_e5m2: return DType::kFloat8E5M2;
     default: throw std::invalid_argument("this element type has no CUDA kernel");
   }
 }
@@ -89,6 +91,8 @@ DType dtype_of(dlpack::DataType type) {
     case dlpack::kBFloat << 8 | 16: return DType::kBFloat16;
     case dlpack::kFloat << 8 | 32: return DType::kFloat32;
     case dlpack::kFloat << 8 | 64: return DType::kFloat64;
+    case dlpack::kFloat8E4M3 << 8 | 8: return DType::kFloat8E4M3;
+    case dlpack::kFloat8E5M2 << 8 | 8: return DType::kFloat8E5M2;
     default: throw std::invalid_argument("this element type has no CUDA kernel");
   }
 }
@@ -157,11 +161,18 @@ bool describe(PyObject* tensor, dlpack::Tensor& description) {
 }
 
 bool find_dtypes() {
-  constexpr std::pair<const char*, DType> kNames[] = {
-      {"bfloat16", DType::kBFloat16}, {"float32", DType::kFloat32}, {"float16", DType::kFloat16},
-      {"float64", DType::kFloat64},   {"bool", DType::kBool},       {"uint8", DType::kUInt8},
-      {"int8", DType::kInt8},         {"int16", DType::kInt16},     {"int32", DType::kInt32},
-      {"int64", DType::kInt64}};
+  constexpr std::pair<const char*, DType> kNames[] = {{"bfloat16", DType::kBFloat16},
+                                                      {"float32", DType::kFloat32},
+                                                      {"float16", DType::kFloat16},
+                                                      {"float64", DType::kFloat64},
+                                                      {"bool", DType::kBool},
+                                                      {"uint8", DType::kUInt8},
+                                                      {"int8", DType::kInt8},
+                                                      {"int16", DType::kInt16},
+                                                      {"int32", DType::kInt32},
+                                                      {"int64", DType::kInt64},
+                                                      {"float8_e4m3fn", DType::kFloat8E4M3},
+                                                      {"float8_e5m2", DType::kFloat8E5M2}};
   PyObject* const torch = PyImport_ImportModule("torch");
   if (torch == nullptr) return false;
   for (const auto& [name, code] : kNames) {

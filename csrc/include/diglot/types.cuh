@@ -21,6 +21,8 @@ enum class DType : int32_t {
   kBFloat16,
   kFloat32,
   kFloat64,
+  kFloat8E4M3,
+  kFloat8E5M2,
 };
 
 // The code of the type that arithmetic is done in, float or double.
@@ -33,7 +35,9 @@ constexpr int size_of(DType dtype) {
   switch (dtype) {
     case DType::kBool:
     case DType::kUInt8:
-    case DType::kInt8: return 1;
+    case DType::kInt8:
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2: return 1;
     case DType::kInt16:
     case DType::kFloat16:
     case DType::kBFloat16: return 2;
