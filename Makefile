@@ -266,6 +266,7 @@ $(STATE)/extension: $(STATE)/package $(STATE)/toolkit setup.py $(wildcard csrc/*
 	echo "building the CUDA kernels, for GPUs and the interpreter (minutes the first time) ..."; \
 	mkdir -p build; \
 	env -u MAKEFLAGS $(RUN) setup.py build_ext --inplace >build/extension.log 2>&1 \
-	  || { tail -n 40 build/extension.log; grep -m 10 "error" build/extension.log; exit 1; }; \
+	  || { tail -n 40 build/extension.log | cut -c 1-300; \
+	    grep -m 10 -E "error|undefined|No space|[Kk]illed" build/extension.log | cut -c 1-300; exit 1; }; \
 	$(call tell_left_out,build/extension.log)
 	@touch $@
