@@ -237,7 +237,6 @@ def test_other_errors_are_not_hidden(monkeypatch):
         ("bench gelu --provider tritn", "triton"),
         ("bench gelu --option aproximate=tanh", "approximate"),
         ("comprae gelu", "compare"),
-        ("stream softmx --input a.npy --output b.npy", "softmax"),
     ],
 )
 def test_what_was_meant_is_asked(arguments, meant):

@@ -1,7 +1,7 @@
 """How many calls an eager call of an op makes in Python: its host time grows with them.
 
 They are counted without a GPU, and a busy machine counts the same. Whoever saves calls lowers the
-limits. tools/host_time.py measures microseconds.
+limits. `diglot bench` measures microseconds.
 """
 
 from __future__ import annotations

@@ -102,25 +102,28 @@ def test_default_tensors(op, file, names, files):
         ("gelu --input missing.npy", "--input: missing.npy is not there"),
         ("gelu --input folder.pt", "folder.pt is not a file"),
         ("gelu --input a.txt", "must end in one of .npy, .safetensors, .pt"),
-        ("gelu --input junk.npy", "junk.npy is or holds a pickle, which is not loaded"),
-        ("gelu --input junk.pt", "junk.pt is not a file that torch.save made of tensors"),
-        ("gelu --input junk.safetensors", "junk.safetensors is not a safetensors file"),
-        ("gelu --input empty.npy", "empty.npy is not a .npy file"),
-        ("gelu --input empty.pt", "empty.pt is not a file that torch.save made of tensors"),
-        ("gelu --input empty.safetensors", "empty.safetensors is not a safetensors file"),
-        ("gelu --input pickle.npy", "pickle.npy is or holds a pickle, which is not loaded"),
-        ("gelu --input objects.npy", "objects.npy is or holds a pickle, which is not loaded"),
-        ("gelu --input pickle.pt", "holds other objects than tensors, which are not loaded"),
-        ("gelu --input module.pt", "holds other objects than tensors, which are not loaded"),
-        ("gelu --input none.pt", "must hold a tensor or a dict of tensors, not dict"),
-        ("gelu --input text.npy", "dtype <U1, which no tensor has"),
+        ("gelu --input junk.npy", "junk.npy has no tensors that can be read without a pickle"),
+        ("gelu --input junk.pt", "junk.pt has no tensors that can be read"),
+        ("gelu --input junk.safetensors", "junk.safetensors has no tensors that can be read"),
+        ("gelu --input empty.npy", "empty.npy has no tensors that can be read"),
+        ("gelu --input empty.pt", "empty.pt has no tensors that can be read"),
+        ("gelu --input empty.safetensors", "empty.safetensors has no tensors that can be read"),
+        ("gelu --input pickle.npy", "pickle.npy has no tensors that can be read without a pickle"),
+        (
+            "gelu --input objects.npy",
+            "objects.npy has no tensors that can be read without a pickle",
+        ),
+        ("gelu --input pickle.pt", "pickle.pt has no tensors that can be read without a pickle"),
+        ("gelu --input module.pt", "module.pt has no tensors that can be read without a pickle"),
+        ("gelu --input none.pt", "takes 1 tensors (input), and none.pt has 0"),
+        ("gelu --input text.npy", "text.npy has no tensors that can be read without a pickle"),
         ("gelu --input complex.npy", "ops take real numbers, and complex.npy has dtype"),
         ("gelu --input complex.npy --dtype fp16", "ops take real numbers, and complex.npy has"),
         ("add --input complex.npy", "add takes 2 tensors (input, other), and complex.npy has 1"),
         ("gelu --input sparse.pt", "--input: ops take dense tensors of plain numbers"),
         ("gelu --input meta.pt", "plain numbers, and meta.pt is without data"),
-        ("gelu --input header.npy", "header.npy is not a .npy file"),
-        ("gelu --input overflow.npy", "overflow.npy is not a .npy file"),
+        ("gelu --input header.npy", "header.npy has no tensors that can be read"),
+        ("gelu --input overflow.npy", "overflow.npy has no tensors that can be read"),
         ("gelu --input huge.npy", "--input: out of memory: Unable to allocate 3.55 PiB"),
         ("gelu --input none.safetensors", "takes 1 tensors (input), and none.safetensors has 0"),
         ("gelu --input integers.npy", "takes floating-point data, and integers.npy has dtype"),
@@ -140,7 +143,7 @@ def test_a_file_that_cannot_be_read(files, monkeypatch):
     def refuse(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(inputs, "load_npy", refuse)
+    monkeypatch.setitem(inputs.READERS, ".npy", refuse)
     message = fails("compare", "gelu", "--input", files / "a.npy")
     assert "--input: " in message and "a.npy cannot be read: Permission denied" in message
     monkeypatch.setattr(Path, "exists", refuse)  # of a folder that may not be entered

@@ -206,29 +206,20 @@ class _Number(click.ParamType):
 
 
 NUMBER = _Number()
-# Options of ops: how a value is called, its type, and what it is.
-OP_OPTIONS: dict[str, tuple[str, Any, str]] = {
-    "p": ("NUMBER", NUMBER, "dropout: the probability that an element is zeroed."),
-    "alpha": ("NUMBER", NUMBER, "add: the factor of the second input."),
-    "dim": ("NUMBER", NUMBER, "softmax, log_softmax: the dimension."),
-    "approximate": ("FORM", str, "gelu: none or tanh."),
-    "eps": ("NUMBER", NUMBER, "layer_norm, rms_norm: added to the variance."),
-    "mean": ("NUMBER", NUMBER, "gaussian_pdf: the mean."),
-    "std": ("NUMBER", NUMBER, "gaussian_pdf: the standard deviation."),
-    "terms": ("NUMBER", NUMBER, "gaussian_pdf: the number of densities averaged."),
-}
+# Options of ops.
+OP_OPTIONS = (
+    click.option("--p", type=NUMBER, help="dropout: the probability that an element is zeroed."),
+    click.option("--alpha", type=NUMBER, help="add: the factor of the second input."),
+    click.option("--dim", type=NUMBER, help="softmax, log_softmax: the dimension."),
+    click.option("--approximate", metavar="FORM", help="gelu: none or tanh."),
+)
 
 
-def op_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def op_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: options of ops, which `given` collects."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for name in reversed(names):
-            metavar, kind, text = OP_OPTIONS[name]
-            command = click.option(f"--{name}", metavar=metavar, type=kind, help=text)(command)
-        return command
-
-    return decorate
+    for option in reversed(OP_OPTIONS):
+        command = option(command)
+    return command
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:

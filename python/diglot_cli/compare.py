@@ -43,7 +43,7 @@ from diglot_cli.common import (
     metavar="NUMBER",
     help="Seed of random data.",
 )
-@op_options("p", "alpha", "dim", "approximate")
+@op_options
 @click.option("--backward", is_flag=True, help="Compare gradients instead of the output.")
 @click.option(
     "--device",

@@ -52,7 +52,7 @@ RESOURCES = (
 @click.option(
     "--shape", metavar="SIZES", help="Shape of the call's first input. Default: 4096x4096."
 )
-@op_options("p", "alpha", "dim", "approximate")
+@op_options
 @click.option("--side-by-side", is_flag=True, help="Both languages: files and --stage, or SASS.")
 @click.option("--save", metavar="DIR", help="Write every stage, or --stage, of every kernel.")
 @click.option("--json", "as_json", is_flag=True, help="Print resources as JSON.")

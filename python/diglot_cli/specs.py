@@ -46,8 +46,8 @@ def specs(
     """Show GPUs' data sheets, and the measured ceilings of this machine's GPU.
 
     --measure times copies, reads and writes of device memory, matrix products, and copies from and
-    to the host. `diglot stream` and `diglot report` read these ceilings. `diglot bench` measures
-    its own in the same run as the ops.
+    to the host. `diglot.stream_map` and `diglot report` read these ceilings. `diglot bench`
+    measures its own in the same run as the ops.
     """
     from diglot.tools import ceilings
     from diglot.tools.device import query

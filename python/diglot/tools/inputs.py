@@ -6,24 +6,17 @@ Every failure is a ValueError that names the argument and what is allowed.
 from __future__ import annotations
 
 import math
-import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
 from diglot.names import suggestion, unknown_name
 from diglot.reference.specs import OpSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-
-Read = TypeVar("Read")
 
 TOO_MANY_ELEMENTS = 2**60  # their bytes, 8 for each, would overflow
 
@@ -99,112 +92,27 @@ def _memory_for(argument: str) -> Iterator[None]:
         raise ValueError(f"{argument}: {tell_out_of_memory(error)}") from error
 
 
-def open_file(path: Path, readers: Mapping[str, Callable[[Path], Read]]) -> Read:
-    """What the reader of a file's suffix makes of it."""
-    try:
-        if not path.is_file():
-            problem = "is not a file" if path.exists() else "is not there"
-            raise ValueError(f"--input: {path} {problem}")
-        if path.suffix.lower() not in readers:
-            raise ValueError(f"--input: {path} must end in one of {', '.join(readers)}")
-        return readers[path.suffix.lower()](path)
-    except OSError as error:
-        raise ValueError(f"--input: {path} cannot be read: {error.strerror or error}") from error
-
-
-def read_file(path: Path) -> TensorFile:
-    """Reads a file of tensors, by its suffix."""
-    return open_file(path, READERS)
-
-
-def load_npy(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
-    """The array of a .npy file: read, or mapped."""
-    try:
-        import numpy as np
-    except ImportError as error:
-        raise ValueError('--input: .npy files need numpy: pip install "diglot[tools]"') from error
-    try:
-        array = np.load(path, mmap_mode, allow_pickle=False)
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # what a broken header makes NumPy raise can be anything
-        reason = " ".join(str(error).split())
-        if any(words in reason for words in ("allow_pickle", "pickled", "Python objects")):
-            raise ValueError(
-                f"--input: {path} is or holds a pickle, which is not loaded, because that would "
-                "run what it says; save plain numbers"
-            ) from error
-        raise ValueError(f"--input: {path} is not a .npy file: {reason}") from error
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"--input: {path} is not a .npy file of one array")
-    return array
-
-
-def from_numpy(array: np.ndarray, path: Path) -> torch.Tensor:
-    """A tensor on an array's memory."""
-    try:
-        return torch.from_numpy(array)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"--input: {path} has NumPy's dtype {array.dtype}, which no tensor has"
-        ) from error
-
-
 def _read_npy(path: Path) -> TensorFile:
-    array = load_npy(path)
+    import numpy as np
+
+    array = np.load(path, allow_pickle=False)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return TensorFile({"": from_numpy(array, path)})
-
-
-@contextmanager
-def open_safetensors(path: Path, framework: str) -> Iterator[Any]:
-    """Context manager: a .safetensors file, opened and checked by the package."""
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ValueError(
-            '--input: .safetensors files need safetensors: pip install "diglot[tools]"'
-        ) from error
-    try:
-        with safe_open(path, framework=framework) as file:
-            yield file
-    except SafetensorError as error:
-        raise ValueError(f"--input: {path} is not a safetensors file: {error}") from error
+    return TensorFile({"": torch.from_numpy(array)})
 
 
 def _read_safetensors(path: Path) -> TensorFile:
-    with open_safetensors(path, "pt") as file:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return TensorFile(tensors, file.metadata() or {})
 
 
 def _read_pt(path: Path) -> TensorFile:
-    try:
-        with warnings.catch_warnings():  # about what is refused below
-            warnings.simplefilter("ignore")
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what a broken file makes the unpickler raise can be anything
-        if isinstance(error, OSError) or is_out_of_memory(error):
-            raise
-        first = str(error).strip().splitlines()[:1]
-        if isinstance(error, pickle.UnpicklingError) and "nsupported" in str(error):
-            raise ValueError(
-                f"--input: {path} holds other objects than tensors, which are not loaded, because "
-                "that would run what they say; save a tensor or a dict of tensors"
-            ) from error
-        reason = f": {first[0]}" if first and isinstance(error, RuntimeError) else ""
-        raise ValueError(
-            f"--input: {path} is not a file that torch.save made of tensors{reason}"
-        ) from error
-    if isinstance(loaded, torch.Tensor):
-        return TensorFile({"": loaded.detach()})
-    if isinstance(loaded, dict):
-        tensors = {str(k): v.detach() for k, v in loaded.items() if isinstance(v, torch.Tensor)}
-        if tensors:
-            return TensorFile(tensors)
-    raise ValueError(
-        f"--input: {path} must hold a tensor or a dict of tensors, not {type(loaded).__name__}"
-    )
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    named = loaded if isinstance(loaded, dict) else {"": loaded}
+    tensors = {str(k): v.detach() for k, v in named.items() if isinstance(v, torch.Tensor)}
+    return TensorFile(tensors)
 
 
 READERS = {
@@ -213,6 +121,35 @@ READERS = {
     ".pt": _read_pt,
     ".pth": _read_pt,
 }
+
+
+def read_file(path: Path) -> TensorFile:
+    """Reads a file of tensors, by its suffix. A pickle is refused, since it could run code."""
+    try:
+        if not path.is_file():
+            problem = "is not a file" if path.exists() else "is not there"
+            raise ValueError(f"--input: {path} {problem}")
+    except OSError as error:
+        raise ValueError(f"--input: {path} cannot be read: {error.strerror or error}") from error
+    suffix = path.suffix.lower()
+    if suffix not in READERS:
+        raise ValueError(f"--input: {path} must end in one of {', '.join(READERS)}")
+    try:
+        with warnings.catch_warnings():  # about what is refused
+            warnings.simplefilter("ignore")
+            return READERS[suffix](path)
+    except ImportError as error:
+        why = f'{suffix} files need {error.name}: pip install "diglot[tools]"'
+        raise ValueError(f"--input: {why}") from error
+    except OSError as error:
+        raise ValueError(f"--input: {path} cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # what a broken file has a package raise can be anything
+        if is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"--input: {path} has no tensors that can be read without a pickle: {reason}"
+        ) from error
 
 
 def pick(spec: OpSpec, file: TensorFile, names: Sequence[str], source: str) -> list[str]:
