@@ -21,6 +21,7 @@ from streams import assert_bits
 import diglot
 from diglot import last_stream_report, stream_map, stream_reduce
 from diglot.backends.registry import cuda_module
+from diglot.backends.runs import plan
 from diglot.pipeline.host import HostArray
 from diglot.pipeline.pinned import pinned_cache
 from diglot.pipeline.shares import Run
@@ -253,6 +254,19 @@ def test_what_fn_sees(devices):
     assert seen == [(torch.float16, False, backend, is_own)] * 4
     stream_map(fn, X[:1])
     assert seen[-1][0] is None
+
+
+@needs_cuda
+def test_launches_with_scratch():
+    fn = functools.partial(diglot.softmax, dim=1, backend="cuda")
+    x = torch.randn(3, 20000, 2)
+    first = x[:1].to(DEVICE)
+    planned = plan("cuda", "softmax", "softmax_forward", first, 1, torch.empty_like(first))
+    assert planned.scratch is not None
+    out = stream_map(fn, x, chunk_bytes=2 * x[0].nbytes)  # the last chunk has one row
+    assert last_stream_report().engine == "native"
+    chunks = x.to(DEVICE).split(2)  # their plans sum in another order than the whole's
+    assert_bits(out, torch.cat([fn(chunk) for chunk in chunks]).cpu())
 
 
 @needs_cuda

@@ -1,8 +1,8 @@
 """The CUDA library's own ring.
 
 It serves calls of diglot's ops that are one launch. Between chunks that launch may differ only in
-the place and the number of the rows (launches.py). The library starts CUDA's launches itself, and
-has Python start Triton's.
+the place and the number of the rows (launches.py). The library starts CUDA's launches itself. It has
+Python start Triton's, and those that need scratch.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class NativeRing:
         launcher = None
         no_scratch = None
         launching: tuple[Any, ...]
-        if launch.backend == "cuda":
+        if launch.backend == "cuda" and not self._needs_scratch():
             whole = (*launch.arguments_on(self.buffers[0]), no_scratch)
             launching = launch.launcher, whole, launch.places
         else:
@@ -147,6 +147,16 @@ class NativeRing:
                 launcher.errors.clear()  # their tracebacks keep objects alive
             for buffer in itertools.chain(*taken):
                 pinned_cache.give_back(buffer)
+
+    def _needs_scratch(self) -> bool:
+        """Whether the launch needs it, on a whole chunk or on the rows of the last one."""
+        launch, plan = self.launch, self.job.plan
+        for rows in (None, plan.rows % plan.chunk_rows or None):
+            arguments = launch.arguments_on(self.buffers[0], rows)
+            planned = BACKENDS[launch.backend].plan(launch.op, launch.launcher, None, arguments)
+            if planned.scratch is not None:
+                return True
+        return False
 
     def described(self, number: int, array: HostArray, pinned: list[Buffer]) -> tuple[Any, ...]:
         """An array in the form that the library takes."""
