@@ -9,7 +9,10 @@ import torch
 from backends import DEVICE, NEEDS_CUDA
 from planted.library import ROOT, build_interpreted, runner
 
-HEADER = ROOT / "csrc/include/diglot/products/tensor_cores.cuh"
+HEADERS = [
+    ROOT / "csrc/include/diglot/products" / name
+    for name in ("tensor_cores.cuh", "epilogue.cuh", "tma_store.cuh")
+]
 KERNELS = ROOT / "tests/planted/tensor_cores.cu"
 M, N, K = 136, 136, 616
 SEEDS = range(4)
@@ -21,7 +24,7 @@ pytestmark = [
 
 
 class Fault(NamedTuple):
-    """A piece of the header, and what takes its place."""
+    """A piece of a header, and what takes its place."""
 
     right: str
     wrong: str
@@ -57,13 +60,16 @@ def integers(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name, tmp_path):
-    fault, text = FAULTS[name], HEADER.read_text()
-    assert name == "none" or text.count(fault.right) == 1
-    (tmp_path / HEADER.name).write_text(text.replace(fault.right, fault.wrong))
-    kernels = KERNELS.read_text().replace(f"diglot/products/{HEADER.name}", HEADER.name)
-    kernels = kernels.replace("runner.h", str(KERNELS.with_name("runner.h")))
+    fault, texts = FAULTS[name], {header.name: header.read_text() for header in HEADERS}
+    assert name == "none" or sum(text.count(fault.right) for text in texts.values()) == 1
+    texts[KERNELS.name] = KERNELS.read_text().replace(
+        "runner.h", str(KERNELS.with_name("runner.h"))
+    )
+    for file, text in texts.items():
+        for header in HEADERS:
+            text = text.replace(f"diglot/products/{header.name}", header.name)
+        (tmp_path / file).write_text(text.replace(fault.right, fault.wrong))
     source = tmp_path / KERNELS.name
-    source.write_text(kernels)
     run = runner(build_interpreted(source, tmp_path / "library.so"))
     a, b = integers(M, K), integers(K, N)
     expected = (a.double() @ b.double()).bfloat16()

@@ -10,8 +10,9 @@ namespace diglot {
 // Two blocks on each SM, where a thread's sums leave registers for that.
 template <typename T, int kSide>
 __global__ void __launch_bounds__(FmaShape<kSide>::kThreads, 2)
-    matmul_fma(const T* a, const T* b, const T* bias, T* c, FmaProduct product) {
-  multiply_by_fma<T, FmaShape<kSide>>(a, b, bias, c, product);
+    matmul_fma(const T* a, const T* b, const __grid_constant__ Epilogue<T> epilogue,
+               const __grid_constant__ FmaProduct product) {
+  multiply_by_fma<T, FmaShape<kSide>>(a, b, epilogue, product);
 }
 
 }  // namespace diglot
@@ -39,13 +40,11 @@ void plan_fma(Planner& planner, const Product& product) {
         product.m,     product.n,
         product.k,     static_cast<int>((product.k + Shape::kDepth - 1) / Shape::kDepth),
         product.of_a,  product.of_b,
-        product.of_c,  product.bias_stride(),
         slice.strides, schedule_of<Shape>(product, slice.count, group)};
     const int64_t across = std::min(given.schedule.count(), kGridSide);
     const dim3 grid{static_cast<unsigned>(across), blocks_for(given.schedule.count(), across)};
     planner.add<matmul_fma<T, kSide>>({grid, Shape::kThreads}, product.a->as<const T>(),
-                                      product.b->as<const T>(), address_of<const T>(product.bias),
-                                      product.c->as<T>(), given);
+                                      product.b->as<const T>(), product.epilogue<T>(), given);
   }
 }
 

@@ -12,10 +12,10 @@ using Shape = WgmmaShape<bfloat16, 64>;
 
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     multiply(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
-             const __grid_constant__ TensorMap map_c, bfloat16* c,
+             const __grid_constant__ TensorMap map_c,
+             const __grid_constant__ Epilogue<bfloat16> epilogue,
              const __grid_constant__ WgmmaProduct product) {
-  multiply_by_wgmma<bfloat16, Shape>(a, b, map_c, static_cast<const bfloat16*>(nullptr), c,
-                                     product);
+  multiply_by_wgmma<bfloat16, Shape>(a, b, map_c, epilogue, product);
 }
 
 TensorMap map_of(const void* matrix, int rows, int columns, uint32_t box_columns, uint32_t box_rows,
@@ -32,9 +32,8 @@ TensorMap map_of(const void* matrix, int rows, int columns, uint32_t box_columns
 
 template <int kM, int kN, int kK, unsigned kBlocks>
 constexpr Start start_product = [](const Launch&, const float* in, float* out) {
+  const Epilogue<bfloat16> epilogue{kM, kN, nullptr, 0, reinterpret_cast<bfloat16*>(out), {kN, 1}};
   const WgmmaProduct product{
-      kM,
-      kN,
       (kK + Shape::kDepth - 1) / Shape::kDepth,
       Major::kK,
       Major::kMn,
@@ -44,14 +43,13 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
       {},
       {},
       true,
-      kN,
       {}};
   Launch how{kBlocks, Shape::kThreads};
   how.shared_bytes = sizeof(Shape::Shared);
   launch<multiply>(how, nullptr, map_of(in, kM, kK, 64, Shape::kRows, Swizzle::k128),
                    map_of(in + kM * kK / 2, kK, kN, 64, Shape::kDepth, Swizzle::k128),
-                   map_of(out, kM, kN, Shape::kPanel, Shape::kConsumerRows, Swizzle::k64),
-                   reinterpret_cast<bfloat16*>(out), product);
+                   map_of(out, kM, kN, Shape::kPanel, Shape::kConsumerRows, Swizzle::k64), epilogue,
+                   product);
 };
 
 const std::vector<Entry> kernels = {

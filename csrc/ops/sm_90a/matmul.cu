@@ -14,9 +14,10 @@ namespace diglot {
 template <typename T, int kColumns>
 __global__ void __launch_bounds__(WgmmaShape<T, kColumns>::kThreads, 1)
     matmul_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
-                 const __grid_constant__ TensorMap map_c, const T* bias, T* c,
+                 const __grid_constant__ TensorMap map_c,
+                 const __grid_constant__ Epilogue<T> epilogue,
                  const __grid_constant__ WgmmaProduct product) {
-  multiply_by_wgmma<T, WgmmaShape<T, kColumns>>(a, b, map_c, bias, c, product);
+  multiply_by_wgmma<T, WgmmaShape<T, kColumns>>(a, b, map_c, epilogue, product);
 }
 
 }  // namespace diglot
@@ -126,9 +127,7 @@ void plan_wgmma(Planner& planner, const Product& product, const Operands& operan
   const Layout<3>& batches = product.batches;
   const auto group = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
   const TmaMatrix& c = operands.c ? *operands.c : operands.a;  // not used, but a map all the same
-  WgmmaProduct given{product.m,
-                     product.n,
-                     static_cast<int>((product.k + Shape::kDepth - 1) / Shape::kDepth),
+  WgmmaProduct given{static_cast<int>((product.k + Shape::kDepth - 1) / Shape::kDepth),
                      operands.major_a,
                      operands.major_b,
                      schedule_of<Shape>(product, group),
@@ -137,7 +136,6 @@ void plan_wgmma(Planner& planner, const Product& product, const Operands& operan
                      operands.b.steps(),
                      c.steps(),
                      operands.c.has_value(),
-                     product.of_c.row,
                      {}};
   for (int d = 0; d < batches.rank; ++d) given.batch_strides[d] = batches.strides[d][0];
   const auto map = [](const TmaMatrix& matrix, Major major, int side) {
@@ -151,8 +149,7 @@ void plan_wgmma(Planner& planner, const Product& product, const Operands& operan
   planner.add<matmul_wgmma<T, kColumns>>(
       how, map(operands.a, operands.major_a, Shape::kRows),
       map(operands.b, operands.major_b, Shape::kColumns),
-      c.encoded(Shape::kPanel, Shape::kConsumerRows, Swizzle::k64),
-      address_of<const T>(product.bias), product.c->as<T>(), given);
+      c.encoded(Shape::kPanel, Shape::kConsumerRows, Swizzle::k64), product.epilogue<T>(), given);
 }
 
 // The compiled widths of tiles, and the variants' names.

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from diglot.triton_ops.lib.mma.dot import dot
-from diglot.triton_ops.lib.products.pointers import half_of, store_tile
+from diglot.triton_ops.lib.products.epilogue import finish, half_of, store_tile
 from diglot.triton_ops.lib.products.schedule import tile_of
 from diglot.triton_ops.lib.types import convert
 
@@ -47,12 +47,9 @@ def multiply_by_descriptors(
             tile_a = a.load([start, row]).T if ALONG_M else a.load([row, start])
             tile_b = b.load([start, column]) if ALONG_N else b.load([column, start]).T
             sums = dot(tile_a, tile_b, sums)
-        if bias is not None:
-            at = column + tl.arange(0, BN)
-            sums += tl.load(bias + at, at < n, 0.0).to(tl.float32)[None, :]
         for half in tl.static_range(2):
-            part = half_of(sums, half)
             first = column + half * (BN // 2)
+            part = finish(half_of(sums, half), first, n, bias, 1)
             if HAS_DESCRIPTOR:
                 c.store([row, first], convert(part, c.dtype))
             else:

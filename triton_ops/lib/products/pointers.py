@@ -7,8 +7,8 @@ import triton.language as tl
 
 from diglot.triton_ops.lib.elementwise import strided_offset
 from diglot.triton_ops.lib.mma.dot import dot
+from diglot.triton_ops.lib.products.epilogue import finish, half_of, store_tile
 from diglot.triton_ops.lib.products.schedule import tile_of
-from diglot.triton_ops.lib.types import convert
 
 
 @triton.jit
@@ -64,35 +64,10 @@ def multiply_by_pointers(
             tile_a = load_tile(a, row, at, row < m, at < k, a_row, a_column, DOWN_A, ALONG_A)
             tile_b = load_tile(b, at, column, at < k, column < n, b_row, b_column, DOWN_B, ALONG_B)
             sums = dot(tile_a, tile_b, sums, PRECISION)
-        if bias is not None:
-            added = tl.load(bias + column * bias_stride, column < n, 0.0)
-            sums += added.to(ACCUMULATOR)[None, :]
         for half in tl.static_range(2):
-            part = half_of(sums, half)
             first = tile_column * BN + half * (BN // 2)
+            part = finish(half_of(sums, half), first, n, bias, bias_stride)
             store_tile(c, part, tile_row * BM, first, m, n, c_row, c_column)
-
-
-@triton.jit
-def half_of(sums, half: tl.constexpr):
-    """The left or the right half of a tile's columns."""
-    ROWS: tl.constexpr = sums.shape[0]
-    HALF: tl.constexpr = sums.shape[1] // 2
-    left, right = tl.permute(tl.reshape(sums, (ROWS, 2, HALF)), (0, 2, 1)).split()
-    return left if half == 0 else right
-
-
-@triton.jit
-def store_tile(c, sums, row, column, m, n, row_stride, column_stride):
-    """Stores the part of a tile that lies in C. The tile begins at `row` and `column`.
-
-    Addresses of 64 bits take two registers each, so callers store a half at a time.
-    """
-    rows = row + tl.arange(0, sums.shape[0]).to(tl.int64)
-    columns = column + tl.arange(0, sums.shape[1]).to(tl.int64)
-    place = c + rows[:, None] * row_stride + columns[None, :] * column_stride
-    mask = (rows < m)[:, None] & (columns < n)[None, :]
-    tl.store(place, convert(sums, c.dtype.element_ty), mask)
 
 
 @triton.jit

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "diglot/launch/plan.h"
-#include "diglot/products/cuda_cores.cuh"
+#include "diglot/products/epilogue.cuh"
 
 namespace diglot {
 
@@ -24,6 +24,15 @@ struct Product {
   // Whether nothing but the bias is summed, or nothing at all is written.
   bool is_empty() const { return m == 0 || n == 0 || batches.numel == 0; }
   int64_t bias_stride() const { return bias == nullptr ? 0 : bias->strides[bias->rank - 1]; }
+
+  // What follows the sums, at a launch.
+  template <typename T>
+  auto epilogue() const {
+    return [m = m, n = n, bias = address_of<const T>(bias), stride = bias_stride(), c = c->as<T>(),
+            of_c = of_c](const Arguments& now) {
+      return Epilogue<T>{m, n, bias(now), stride, c(now), of_c};
+    };
+  }
 
  private:
   struct Given {

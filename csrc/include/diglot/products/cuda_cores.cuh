@@ -8,6 +8,7 @@
 #pragma once
 
 #include "diglot/math.cuh"
+#include "diglot/products/epilogue.cuh"
 #include "diglot/products/schedule.cuh"
 #include "diglot/strides.cuh"
 #include "diglot/types.cuh"
@@ -15,17 +16,11 @@
 
 namespace diglot {
 
-// A matrix: steps, in elements, from a row to the next and from a column to the next.
-struct MatrixStrides {
-  int64_t row, column;
-};
-
-// C = A B + bias, for each matrix of a batch. The batch's dimensions have strides in C, A and B.
+// A B, for each matrix of a batch. The batch's dimensions have strides in C, A and B.
 struct FmaProduct {
   int64_t m, n, k;
   int steps;  // along K
-  MatrixStrides a, b, c;
-  int64_t bias;  // from a column's bias to the next
+  MatrixStrides a, b;
   Strides<3, int64_t> batches;
   TileSchedule schedule;
 };
@@ -128,7 +123,7 @@ DIGLOT_DEVICE void multiply_tiles(Value (&sums)[Shape::kSide][Shape::kSide], con
 
 // Computes the block's tile.
 template <typename T, typename Shape>
-DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const T* bias, T* c,
+DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const Epilogue<T>& epilogue,
                                    const FmaProduct& product) {
   using Value = compute_t<T>;
   __shared__ __align__(16) Value tiles[2][2][Shape::kElements];
@@ -166,19 +161,20 @@ DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const T* bias, T* c,
     if (has_next) store((step + 1) % 2);
     __syncthreads();
   }
-  DIGLOT_UNROLL
-  for (int j = 0; j < Shape::kSide; ++j) {
-    const int64_t at = start_of(tile.column) + place_of<Shape>(j, thread % Shape::kThreadsSide);
-    if (at >= product.n) continue;
-    const Value added = bias == nullptr ? Value{0} : convert<Value>(bias[at * product.bias]);
+  const auto for_each = [&](auto visit) {
     DIGLOT_UNROLL
-    for (int i = 0; i < Shape::kSide; ++i) {
-      const int64_t line = start_of(tile.row) + place_of<Shape>(i, thread / Shape::kThreadsSide);
-      if (line >= product.m) continue;
-      const Value sum = bias == nullptr ? sums[i][j] : sums[i][j] + added;
-      c[start_c + line * product.c.row + at * product.c.column] = convert<T>(sum);
+    for (int j = 0; j < Shape::kSide; ++j) {
+      const int64_t at = column + place_of<Shape>(j, thread % Shape::kThreadsSide);
+      DIGLOT_UNROLL
+      for (int i = 0; i < Shape::kSide; ++i) {
+        const int64_t line = row + place_of<Shape>(i, thread / Shape::kThreadsSide);
+        if (line < product.m && at < product.n) visit(sums[i][j], line, at);
+      }
     }
-  }
+  };
+  const Epilogue<T> here = epilogue.moved(start_c);
+  here.finish(for_each);
+  here.store(for_each);
 }
 
 }  // namespace diglot

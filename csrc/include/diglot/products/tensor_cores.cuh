@@ -13,8 +13,9 @@
 #include "diglot/mma/tma.cuh"
 #include "diglot/mma/warpgroup.cuh"
 #include "diglot/mma/wgmma.cuh"
-#include "diglot/products/cuda_cores.cuh"
+#include "diglot/products/epilogue.cuh"
 #include "diglot/products/schedule.cuh"
+#include "diglot/products/tma_store.cuh"
 #include "diglot/types.cuh"
 
 namespace diglot {
@@ -70,15 +71,14 @@ struct TmaBatch {
 };
 
 struct WgmmaProduct {
-  int64_t m, n;
   int steps;  // along K
   Major major_a, major_b;
   TileSchedule schedule;
   int64_t inner_batches;  // those of the batch's first dimension
   TmaBatch in_a, in_b, in_c;
-  // Whether TMA can store C. Otherwise threads store it, by these strides.
+  // Whether TMA can store C. Otherwise threads do.
   bool is_stored_by_tma;
-  int64_t row_stride, batch_strides[kTmaBatchRank];
+  int64_t batch_strides[kTmaBatchRank];  // of C
 };
 
 // The stages of the ring in turn, and the parity of their current phase.
@@ -204,82 +204,24 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kSta
   }
 }
 
-// Adds the bias of a thread's columns, which begin at `column`.
-template <typename T, int kSums>
-DIGLOT_DEVICE void add_bias(float (&sums)[kSums], const T* bias, int64_t column, int64_t n) {
+// Calls visit(sum, row, column) for each of a thread's sums that lies in C. The consumer's rows
+// begin at `row`, and the tile's columns at `column`.
+template <int kSums, typename Visit>
+DIGLOT_DEVICE void for_each_sum(float (&sums)[kSums], int row, int column, int m, int n,
+                                Visit visit) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
   DIGLOT_UNROLL
-  for (int i = 0; i < kSums; i += 4) {
-    DIGLOT_UNROLL
-    for (int j = 0; j < 2; ++j) {
-      const int64_t at = column + accumulator_column(thread, i + j);
-      const float added = at < n ? convert<float>(bias[at]) : 0;
-      sums[i + j] += added;
-      sums[i + j + 2] += added;
-    }
-  }
-}
-
-template <typename T>
-DIGLOT_DEVICE uint32_t pack(float first, float second) {
-  const T values[] = {convert<T>(first), convert<T>(second)};
-  uint32_t word;
-  memcpy(&word, values, sizeof(word));
-  return word;
-}
-
-// A consumer's rows of C on their way through shared memory: it writes a part, and TMA stores it
-// while the consumer goes on.
-template <typename T, typename Shape>
-DIGLOT_DEVICE void store_by_tma(const float (&sums)[Shape::kSums],
-                                char (&panels)[Shape::kPartPanels][Shape::PanelC::kBytes],
-                                const TensorMap& c, int barrier, int row, int column,
-                                const BatchPlace& batch) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads, lane = thread % 32;
-  DIGLOT_UNROLL
-  for (int first = 0; first < Shape::kPanels; first += Shape::kPartPanels) {
-    // The stores before, this tile's or another's, have read the memory.
-    if (thread == 0) wait_bulk_groups_read<0>();
-    named_barrier_sync(barrier, kWarpgroupThreads);
-    DIGLOT_UNROLL
-    for (int panel = first; panel < first + Shape::kPartPanels && panel < Shape::kPanels; ++panel) {
-      DIGLOT_UNROLL
-      for (int begin = 0; begin < Shape::kPanel; begin += 16) {
-        const float* const from = sums + (panel * Shape::kPanel + begin) / 2;
-        const uint32_t words[4] = {pack<T>(from[0], from[1]), pack<T>(from[2], from[3]),
-                                   pack<T>(from[4], from[5]), pack<T>(from[6], from[7])};
-        const int tile_row = thread / 32 * 16 + lane % 16, tile_column = begin + lane / 16 * 8;
-        store_matrices(words, panels[panel - first] + Shape::PanelC::offset(tile_row, tile_column));
-      }
-    }
-    fence_async_proxy();  // each thread's writes, before TMA reads them
-    named_barrier_sync(barrier, kWarpgroupThreads);
-    if (thread != 0) continue;
-    for (int panel = first; panel < first + Shape::kPartPanels && panel < Shape::kPanels; ++panel) {
-      tma_store(c, panels[panel - first],
-                {column + panel * Shape::kPanel, row, batch.inner, batch.outer});
-    }
-    commit_bulk_group();
-  }
-}
-
-// The same by the threads' own stores, where C's rows begin at odd places.
-template <typename T, typename Shape>
-DIGLOT_DEVICE void store_by_threads(const float (&sums)[Shape::kSums], T* c, int64_t row,
-                                    int64_t column, const WgmmaProduct& product) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
-  DIGLOT_UNROLL
-  for (int i = 0; i < Shape::kSums; ++i) {
-    const int64_t line = row + accumulator_row(thread, i);
-    const int64_t at = column + accumulator_column(thread, i);
-    if (line < product.m && at < product.n) c[line * product.row_stride + at] = convert<T>(sums[i]);
+  for (int i = 0; i < kSums; ++i) {
+    const int line = row + accumulator_row(thread, i);
+    const int at = column + accumulator_column(thread, i);
+    if (line < m && at < n) visit(sums[i], line, at);
   }
 }
 
 // Multiplies and stores all tiles of the block.
 template <typename T, typename Shape>
 DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
-                                  const TensorMap& map_c, const T* bias, T* c,
+                                  const TensorMap& map_c, const Epilogue<T>& epilogue,
                                   const WgmmaProduct& product) {
   // By a shuffle, so that the compiler knows that a warp has one number, and one descriptor of A.
   const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
@@ -292,14 +234,18 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
     const Tile tile = product.schedule.tile(index);
     const BatchPlace place = place_in_batch(product, tile.batch);
     const int row = tile.row * Shape::kRows + first_row, column = tile.column * Shape::kColumns;
-    if (bias != nullptr) add_bias(sums, bias, column, product.n);
+    const Epilogue<T> here = epilogue.moved(place.inner * product.batch_strides[0] +
+                                            place.outer * product.batch_strides[1]);
+    const auto for_each = [&](auto visit) {
+      for_each_sum(sums, row, column, static_cast<int>(epilogue.m), static_cast<int>(epilogue.n),
+                   visit);
+    };
+    here.finish(for_each);
     if (product.is_stored_by_tma) {
       store_by_tma<T, Shape>(sums, shared.c[consumer], map_c, 1 + consumer, row, column,
                              place * product.in_c);
     } else {
-      T* const to =
-          c + place.inner * product.batch_strides[0] + place.outer * product.batch_strides[1];
-      store_by_threads<T, Shape>(sums, to, row, column, product);
+      here.store(for_each);
     }
   }
   // A block's shared memory ends with the block.
@@ -308,7 +254,7 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
 
 template <typename T, typename Shape>
 DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
-                                     const T* bias, T* c, const WgmmaProduct& product) {
+                                     const Epilogue<T>& epilogue, const WgmmaProduct& product) {
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   __shared__ Mbarrier full[Shape::kStages], empty[Shape::kStages];
@@ -323,7 +269,7 @@ DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, con
     if (threadIdx.x == 0) produce_stages<Shape>(shared, full, empty, a, b, product);
   } else {
     take_registers<232>();
-    consume_stages<T, Shape>(shared, full, empty, map_c, bias, c, product);
+    consume_stages<T, Shape>(shared, full, empty, map_c, epilogue, product);
   }
 }
 
