@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from diglot_cli.common import (
+    case_options,
     check_files,
     command,
     ended_as_interrupted,
@@ -24,17 +25,7 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 @command()
 @click.argument("ops", metavar="[OP]...", nargs=-1)
-@click.option(
-    "--direction",
-    type=click.Choice(["forward", "backward", "both"]),
-    default="both",
-    show_default=True,
-    help="The pass to measure.",
-)
-@click.option("--dtype", "dtypes", metavar="DTYPE", multiple=True, help="Such as bf16; repeatable.")
-@click.option(
-    "--shape", "shapes", metavar="SHAPE", multiple=True, help="Such as 8192x8192; repeatable."
-)
+@case_options
 @click.option("--sizes", metavar="SIZES", help="Numbers of elements: 2^12..2^27 or 1000,2^20.")
 @click.option(
     "--option", "options", metavar="NAME=VALUE", multiple=True, help="Such as approximate=tanh."
@@ -71,30 +62,7 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
     help="Older results. Exit status 1 if a kernel of diglot is slower or fails.",
 )
 @click.option("--force", is_flag=True, help="Overwrite files.")
-def bench(
-    ops: tuple[str, ...],
-    *,
-    direction: str,
-    dtypes: tuple[str, ...],
-    shapes: tuple[str, ...],
-    sizes: str | None,
-    options: tuple[str, ...],
-    providers: tuple[str, ...],
-    warm: bool,
-    graph: bool,
-    ranking: bool,
-    models: bool,
-    seed: int,
-    jobs: int,
-    plans: str | None,
-    results: str | None,
-    json_file: str | None,
-    csv_file: str | None,
-    plot: str | None,
-    load: tuple[str, ...],
-    against: str | None,
-    force: bool,
-) -> None:
+def bench(asked: Any) -> None:
     """Measure ops on a GPU: every backend, PyTorch, and other packages' kernels, interleaved.
 
     OP is an op, such as gelu; by default all ops. Each op has its own cases. The same run checks
@@ -109,66 +77,68 @@ def bench(
     from diglot.tools.inputs import parse_dtype, parse_shape
 
     # Everything that can be known to be wrong is told before anything is measured.
-    if warm and graph:
+    if asked.warm and asked.graph:
         raise ValueError("--warm and --graph exclude each other: in a graph caches are warm")
     selection = Selection(
-        direction=None if direction == "both" else direction,
-        dtypes=tuple(map(parse_dtype, dtypes)),
-        shapes=tuple(map(parse_shape, shapes)),
-        sizes=tuple(parse_sizes(sizes)) if sizes is not None else (),
-        options=parse_options(options),
-        timer="warm" if warm else "graph" if graph else None,
-        providers=providers,
-        ranking=ranking,
-        models=seed if models else None,
-        plans=plans,
+        direction=None if asked.direction == "both" else asked.direction,
+        dtypes=tuple(map(parse_dtype, asked.dtypes)),
+        shapes=tuple(map(parse_shape, asked.shapes)),
+        sizes=tuple(parse_sizes(asked.sizes)) if asked.sizes is not None else (),
+        options=parse_options(asked.options),
+        timer="warm" if asked.warm else "graph" if asked.graph else None,
+        providers=asked.providers,
+        ranking=asked.ranking,
+        models=asked.seed if asked.models else None,
+        plans=asked.plans,
     )
-    if models and (ranking or warm or graph or sizes is not None or shapes):
+    if asked.models and (
+        asked.ranking or asked.warm or asked.graph or asked.sizes is not None or asked.shapes
+    ):
         raise ValueError("--models draws cases of its own: it takes OPs, --direction and --dtype")
-    if plans is not None and (ranking or warm or graph or load or against is not None):
+    if asked.plans is not None and (
+        asked.ranking or asked.warm or asked.graph or asked.load or asked.against is not None
+    ):
         raise ValueError("--plans compares two times of our kernels, on cold caches, in this run")
-    if not {*providers} <= {*OURS} and plans is not None:
+    if not {*asked.providers} <= {*OURS} and asked.plans is not None:
         raise ValueError(f"--plans takes a --provider of {' and '.join(OURS)}")
-    shown = (Selection(), Selection(ranking=True), Selection(models=seed))
-    if load and selection not in shown:
+    shown = (Selection(), Selection(ranking=True), Selection(models=asked.seed))
+    if asked.load and selection not in shown:
         raise ValueError("--load shows saved results: it takes OPs, and no choice of cases")
-    if load and results is not None:
+    if asked.load and asked.results is not None:
         raise ValueError(
             "--load and --results exclude each other: loaded results are not written again"
         )
-    check_files([], {"--json": json_file, "--csv": csv_file}, force)
-    if plot is not None:
-        check_folder(plot, force)
-    older = [] if against is None else read_reports(Path(against))
+    check_files([], {"--json": asked.json_file, "--csv": asked.csv_file}, asked.force)
+    if asked.plot is not None:
+        check_folder(asked.plot, asked.force)
+    older = [] if asked.against is None else read_reports(Path(asked.against))
     messages = make_console(stderr=True)
-    if load:
-        done = session.read(map(Path, load), ops)
+    if asked.load:
+        done = session.read(map(Path, asked.load), asked.ops)
     else:
-        plan = session.plan(ops, selection, None if results is None else Path(results), force)
+        folder = None if asked.results is None else Path(asked.results)
+        plan = session.plan(asked.ops, selection, folder, asked.force)
         session.check_gpu(older)
         session.compile_in_this_process()
         with ended_as_interrupted():
-            if models and jobs:
+            if asked.models and asked.jobs:
                 names = [benchmark.op for benchmark, _ in plan.benchmarks]
-                distribution.compile_beforehand(names, seed, jobs)
-            done = session.measure_all(
-                plan,
-                lambda text: messages.print(text, markup=False),
-            )
+                distribution.compile_beforehand(names, asked.seed, asked.jobs)
+            done = session.measure_all(plan, lambda text: messages.print(text, markup=False))
     session.check_same_gpu(older, done.gpu)
 
     try:  # first of all: who reads the tables may go away, as head does
-        _keep(done, json_file, csv_file, plot, force, messages)
+        _keep(done, asked, messages)
     finally:
-        if plans is not None:
+        if asked.plans is not None:
             print_table(plan_costs.HEADER, plan_costs.table(done.rows))
-        elif models:
+        elif asked.models:
             _print_models(done)
         else:
-            _print(done, ranking)
+            _print(done, asked.ranking)
     for path in done.written:
         messages.print(f"wrote {path}", markup=False)
-    status = _print_changes(done, older) if against is not None else 0
+    status = _print_changes(done, older) if asked.against is not None else 0
     if done.incomplete is not None:
         messages.print(f"{done.incomplete}", markup=False)
     if done.error is not None:
@@ -177,27 +147,20 @@ def bench(
         raise click.exceptions.Exit(INTERRUPTED if done.interrupted else status)
 
 
-def _keep(
-    done: Any,
-    json_file: str | None,
-    csv_file: str | None,
-    plot: str | None,
-    force: bool,
-    messages: Console,
-) -> None:
+def _keep(done: Any, asked: Any, messages: Console) -> None:
     from diglot.bench import reports
 
-    if json_file is not None:
-        reports.save(done.report(), Path(json_file))
-        messages.print(f"wrote {json_file}", markup=False)
-    if csv_file is not None:
-        reports.write_csv(done.rows, Path(csv_file))
-        messages.print(f"wrote {csv_file}", markup=False)
-    if plot is not None:
+    if asked.json_file is not None:
+        reports.save(done.report(), Path(asked.json_file))
+        messages.print(f"wrote {asked.json_file}", markup=False)
+    if asked.csv_file is not None:
+        reports.write_csv(done.rows, Path(asked.csv_file))
+        messages.print(f"wrote {asked.csv_file}", markup=False)
+    if asked.plot is not None:
         from diglot.bench import plots
 
-        paths = plots.plot(done.rows, Path(plot), force, done.gpu or "")
-        messages.print(f"wrote {len(paths)} pictures to {plot}", markup=False)
+        paths = plots.plot(done.rows, Path(asked.plot), asked.force, done.gpu or "")
+        messages.print(f"wrote {len(paths)} pictures to {asked.plot}", markup=False)
 
 
 def _print(done: Any, ranking: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -12,6 +13,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -69,14 +71,17 @@ def one_line_errors() -> Iterator[None]:
         raise Failure(tell_out_of_memory(error)) from error
 
 
-def command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """Decorator: a command of click's whose function may raise what `one_line_errors` turns."""
+def command(**settings: Any) -> Callable[[Callable[[Any], None]], click.Command]:
+    """Decorator: a command of click's, from a function of what is asked, by the options' names.
 
-    def decorate(function: Callable[..., Any]) -> click.Command:
+    It may raise what `one_line_errors` turns.
+    """
+
+    def decorate(function: Callable[[Any], None]) -> click.Command:
         @functools.wraps(function)
         def run(**arguments: Any) -> None:
             with one_line_errors():
-                function(**arguments)
+                function(SimpleNamespace(**arguments))
 
         return click.command(**settings)(run)
 
@@ -183,48 +188,53 @@ def _fits(console: Console, table: Table) -> bool:
 
 
 class _Number(click.ParamType):
-    """A number of an op's: an integer, a float, or a bool."""
+    """A number of an op's: an integer of 64 bits or a finite float, unless it says inf."""
 
     name = "number"
 
-    def convert(self, value: str, param: Any, ctx: click.Context | None) -> bool | int | float:
-        if value in ("True", "False"):
-            return value == "True"
-        number: int | float
-        try:
-            number = int(value)
-        except ValueError:
-            try:
-                number = float(value)
-            except ValueError:
-                self.fail(f"it must be a number, not {value!r}", param, ctx)
-            if math.isinf(number) and "inf" not in value.lower():
-                self.fail(f"it must fit a float64, unlike {value}", param, ctx)
-        if isinstance(number, int) and not -(2**63) <= number < 2**63:
-            self.fail(f"it must fit 64 bits if it is an integer, unlike {value}", param, ctx)
-        return number
+    def convert(self, value: str, param: Any, ctx: click.Context | None) -> int | float:
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
+                number = kind(value)
+                is_finite = math.isfinite(number) or value.lower().strip("+-") in ("inf", "nan")
+                if is_finite and (kind is float or abs(number) < 1 << 63):
+                    return number
+        raise click.BadParameter(f"it must be a number of 64 bits, not {value!r}", ctx, param)
 
 
 NUMBER = _Number()
 # Options of ops.
-OP_OPTIONS = (
-    click.option("--p", type=NUMBER, help="dropout: the probability that an element is zeroed."),
-    click.option("--alpha", type=NUMBER, help="add: the factor of the second input."),
-    click.option("--dim", type=NUMBER, help="softmax, log_softmax: the dimension."),
-    click.option("--approximate", metavar="FORM", help="gelu: none or tanh."),
-)
+OP_OPTIONS = {
+    "p": "dropout: the probability that an element is zeroed.",
+    "alpha": "add: the factor of the second input.",
+    "dim": "softmax, log_softmax: the dimension.",
+    "approximate": "gelu: none or tanh.",
+}
 
 
 def op_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: options of ops, which `given` collects."""
-    for option in reversed(OP_OPTIONS):
+    for name, text in reversed(OP_OPTIONS.items()):
+        kind = str if name == "approximate" else NUMBER
+        command = click.option(f"--{name}", type=kind, help=text)(command)
+    return command
+
+
+def case_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: options that choose cases: passes, dtypes and shapes."""
+    passes = click.Choice(["forward", "backward", "both"])
+    for option in (
+        click.option("--shape", "shapes", multiple=True, help="Such as 8192x8192; repeatable."),
+        click.option("--dtype", "dtypes", multiple=True, help="Such as bf16; repeatable."),
+        click.option("--direction", type=passes, default="both", help="The pass. Default: both."),
+    ):
         command = option(command)
     return command
 
 
-def given(options: dict[str, Any]) -> dict[str, Any]:
-    """Those of an op's options that have a value."""
-    return {name: value for name, value in options.items() if value is not None}
+def given(asked: Any) -> dict[str, Any]:
+    """The op's options that have a value."""
+    return {name: value for name in OP_OPTIONS if (value := getattr(asked, name)) is not None}
 
 
 def check_files(read: Iterable[str | None], written: dict[str, str | None], force: bool) -> None:

@@ -68,25 +68,7 @@ from diglot_cli.common import (
     "--plot", metavar="FILE", help="Draw error against x, and bandwidth, as .png or .svg."
 )
 @click.option("--force", is_flag=True, help="Overwrite files.")
-def compare(
-    op: str,
-    *,
-    path: str | None,
-    tensors: tuple[str, ...],
-    shape: str | None,
-    dtype: str | None,
-    seed: int,
-    backward: bool,
-    device: str | None,
-    arch: str,
-    no_kernels: bool,
-    no_timing: bool,
-    limit: float,
-    save: str | None,
-    plot: str | None,
-    force: bool,
-    **of_op: Any,
-) -> None:
+def compare(asked: Any) -> None:
     """Run OP, such as gelu, on every backend that can run it, and judge the results.
 
     diglot compares each backend's output with a float64 oracle and with the others' outputs. On a
@@ -100,13 +82,13 @@ def compare(
     from diglot.tools.numbers import duration
 
     # Everything that can be known to be wrong is told before anything is computed.
-    spec = find_spec(op)
-    options = given(of_op)
+    spec = find_spec(asked.op)
+    options = given(asked)
     spec.check_options(options)
-    where = find_device(device)
-    check_files([path], {"--save": save, "--plot": plot}, force)
-    sizes = None if shape is None else inputs.parse_shape(shape)
-    kind = None if dtype is None else inputs.parse_dtype(dtype)
+    where = find_device(asked.device)
+    check_files([asked.path], {"--save": asked.save, "--plot": asked.plot}, asked.force)
+    sizes = None if asked.shape is None else inputs.parse_shape(asked.shape)
+    kind = None if asked.dtype is None else inputs.parse_dtype(asked.dtype)
 
     def announce(sizes: tuple[int, ...], kind: Any) -> str:
         """Says which backends are interpreted, or "". Raises if the work would take too long."""
@@ -115,22 +97,30 @@ def compare(
             return ""
         count = f"{math.prod(sizes):,} elements"
         said = f"{' and '.join(names)} interpreted on the CPU, {count}"
-        if math.prod(sizes) >= interpreted.LARGE and limit < math.inf:
+        if math.prod(sizes) >= interpreted.LARGE and asked.limit < math.inf:
             with show_progress(messages, "") as tell:
                 tell(f"estimating how long {count} take")
-                seconds = interpreted.estimate_seconds(spec, sizes, kind, where, backward, options)
+                seconds = interpreted.estimate_seconds(
+                    spec, sizes, kind, where, asked.backward, options
+                )
             said += f", about {duration(seconds)}"
-            if seconds > limit:
+            if seconds > asked.limit:
                 raise ValueError(
-                    f"{said}, beyond the limit of {duration(limit)}: use fewer "
+                    f"{said}, beyond the limit of {duration(asked.limit)}: use fewer "
                     "elements, a GPU, or --limit SECONDS"
                 )
-        return f"{'no GPU found' if device is None else f'on {where}'}: {said}"
+        return f"{'no GPU found' if asked.device is None else f'on {where}'}: {said}"
 
     messages = make_console(stderr=True)
     announcement = "" if sizes is None else announce(sizes, kind)
     data = inputs.load(
-        spec, path, tensors=tensors, shape=sizes, dtype=kind, device=where, seed=seed
+        spec,
+        asked.path,
+        tensors=asked.tensors,
+        shape=sizes,
+        dtype=kind,
+        device=where,
+        seed=asked.seed,
     )
     if sizes is None:
         announcement = announce(tuple(data[0].shape), data[0].dtype)
@@ -141,21 +131,21 @@ def compare(
         result = comparing.compare(
             spec.name,
             *data,
-            backward=backward,
-            arch=arch,
-            timed=not no_timing,
-            resources=not no_kernels,
-            seed=seed,
+            backward=asked.backward,
+            arch=asked.arch,
+            timed=not asked.no_timing,
+            resources=not asked.no_kernels,
+            seed=asked.seed,
             progress=tell,
             **options,
         )
     _print(result)
-    if save is not None:
-        result.save(save, force)
-        messages.print(f"wrote {save}")
-    if plot is not None:
-        result.plot(plot, force)
-        messages.print(f"wrote {plot}")
+    if asked.save is not None:
+        result.save(asked.save, asked.force)
+        messages.print(f"wrote {asked.save}")
+    if asked.plot is not None:
+        result.plot(asked.plot, asked.force)
+        messages.print(f"wrote {asked.plot}")
 
 
 def _print(result: Any) -> None:

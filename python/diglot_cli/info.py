@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from diglot_cli.common import command
 
 
 @command()
-def info() -> None:
+def info(_: Any) -> None:
     """Show what is installed, its build, and the backends that can run here."""
     from diglot.tools.info import collect
 

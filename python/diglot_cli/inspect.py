@@ -57,21 +57,7 @@ RESOURCES = (
 @click.option("--save", metavar="DIR", help="Write every stage, or --stage, of every kernel.")
 @click.option("--json", "as_json", is_flag=True, help="Print resources as JSON.")
 @click.option("--force", is_flag=True, help="Write into a folder that has files.")
-def inspect(
-    op: str,
-    *,
-    backend: str | None,
-    arch: str,
-    stage: str | None,
-    kernel: str | None,
-    dtype: str | None,
-    shape: str | None,
-    side_by_side: bool,
-    save: str | None,
-    as_json: bool,
-    force: bool,
-    **of_op: Any,
-) -> None:
+def inspect(asked: Any) -> None:
     """Look into the kernels of OP, such as gelu, in both languages, without a GPU.
 
     diglot compiles Triton's kernels ahead of time, and reads CUDA's from the built extension. The
@@ -83,45 +69,51 @@ def inspect(
     from diglot.tools import inspect as inspecting
     from diglot.tools.resources import LANGUAGES
 
-    if backend is not None and backend not in LANGUAGES:
-        raise unknown_name("--backend", backend, LANGUAGES)
-    languages: tuple[str, ...] = LANGUAGES if backend is None else (backend,)
-    if side_by_side and backend is not None:
+    if asked.backend is not None and asked.backend not in LANGUAGES:
+        raise unknown_name("--backend", asked.backend, LANGUAGES)
+    languages: tuple[str, ...] = LANGUAGES if asked.backend is None else (asked.backend,)
+    if asked.side_by_side and asked.backend is not None:
         raise ValueError("--side-by-side shows both languages: it takes no --backend")
-    if as_json and (stage not in (None, inspecting.RESOURCES) or side_by_side or save):
+    if asked.as_json and (
+        asked.stage not in (None, inspecting.RESOURCES) or asked.side_by_side or asked.save
+    ):
         raise ValueError("--json prints resources: it takes no --stage, --side-by-side or --save")
-    if stage is not None:
-        languages = inspecting.check_stage(stage, languages)
-    if side_by_side and (len(languages) < 2 or stage == inspecting.BINARY):
-        raise ValueError(f"--side-by-side shows what both languages have as text, not {stage}")
-    if save is not None:
-        check_folder(save, force, makes_parents=False)
-    if stage not in (None, inspecting.RESOURCES):
-        stages: tuple[str, ...] = (stage,)
-    elif save is not None:
+    if asked.stage is not None:
+        languages = inspecting.check_stage(asked.stage, languages)
+    if asked.side_by_side and (len(languages) < 2 or asked.stage == inspecting.BINARY):
+        raise ValueError(
+            f"--side-by-side shows what both languages have as text, not {asked.stage}"
+        )
+    if asked.save is not None:
+        check_folder(asked.save, asked.force, makes_parents=False)
+    if asked.stage not in (None, inspecting.RESOURCES):
+        stages: tuple[str, ...] = (asked.stage,)
+    elif asked.save is not None:
         every = itertools.chain(*(inspecting.STAGES[of] for of in languages))
         stages = tuple(dict.fromkeys(every))
     else:
-        stages = ("sass",) if side_by_side else ()
+        stages = ("sass",) if asked.side_by_side else ()
     messages = make_console(stderr=True)
     with show_progress(messages, "") as tell:
         tell("compiling and reading kernels")
         found = inspecting.inspect(
-            op,
+            asked.op,
             languages=languages,
-            architecture=arch,
+            architecture=asked.arch,
             stages=stages,
-            kernel=kernel,
-            shape=inspecting.DEFAULT_SHAPE if shape is None else inputs.parse_shape(shape),
-            dtype=inputs.parse_dtype(dtype or "float32"),
-            **given(of_op),
+            kernel=asked.kernel,
+            shape=inspecting.DEFAULT_SHAPE
+            if asked.shape is None
+            else inputs.parse_shape(asked.shape),
+            dtype=inputs.parse_dtype(asked.dtype or "float32"),
+            **given(asked),
         )
-    if save is not None:
-        for path in inspecting.save(found, save, force):
+    if asked.save is not None:
+        for path in inspecting.save(found, asked.save, asked.force):
             click.echo(str(path))
-    elif as_json:
+    elif asked.as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
-    elif side_by_side:
+    elif asked.side_by_side:
         _print_side_by_side(make_console(), found, stages[0])
     elif stages == (inspecting.BINARY,):
         _print_binary(found.kernels, inspecting.BINARY)

@@ -55,7 +55,7 @@ START = (
 )
 @click.option("--by-shape", is_flag=True, help="Show a row per shape of an operator's inputs.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
-def profile(words: tuple[str, ...], **options: Any) -> NoReturn:
+def profile(asked: Any) -> NoReturn:
     """Profile a Python script: diglot profile -- python script.py.
 
     The tables show operators and kernels by time, and how many kernels each operator launched.
@@ -63,7 +63,8 @@ def profile(words: tuple[str, ...], **options: Any) -> NoReturn:
     diglot.profile or diglot.profile_call in the script. The command keeps the script's output and
     exit status.
     """
-    python, kind, target, arguments = split(words)
+    options = vars(asked)
+    python, kind, target, arguments = split(options.pop("words"))
     written = {f"--{name}": options[name] for name in ("trace", "flame", "stacks")}
     check_files([], written, options["force"])
     if kind == "script" and not Path(target).is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -27,7 +28,7 @@ from diglot_cli.common import check_files, command, make_console
     "stale. In a source tree it is that of the tree.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the page.")
-def report(*, results: tuple[str, ...], output: str, sources: str, force: bool) -> None:
+def report(asked: Any) -> None:
     """Make a page of RESULTS: files of benchmarks and GPU tests, or folders of them.
 
     The page is one HTML file that needs no network. It has a roofline, a ranking, missed bars, a
@@ -37,13 +38,13 @@ def report(*, results: tuple[str, ...], output: str, sources: str, force: bool) 
     from diglot.files import writing
     from diglot.tools.report import read, render
 
-    files = [name for name in results if not Path(name).is_dir()]
-    check_files(files, {"--output": output}, force)
-    found = read(results)
-    page = render(found, sources or (source_hash() if ROOT is not None else ""))
-    with writing(output):
-        Path(output).write_text(page, encoding="utf-8")
+    files = [name for name in asked.results if not Path(name).is_dir()]
+    check_files(files, {"--output": asked.output}, asked.force)
+    found = read(asked.results)
+    page = render(found, asked.sources or (source_hash() if ROOT is not None else ""))
+    with writing(asked.output):
+        Path(asked.output).write_text(page, encoding="utf-8")
     messages = make_console(stderr=True)
     for _, reason in found.left_out:
         messages.print(f"left out: {reason}", markup=False, soft_wrap=True)
-    messages.print(f"wrote {output}", markup=False, soft_wrap=True)
+    messages.print(f"wrote {asked.output}", markup=False, soft_wrap=True)

@@ -40,9 +40,7 @@ as quoted: the document was not read, only what others quote of it"""
 )
 @click.option("--force", is_flag=True, help="Overwrite the file of --output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def specs(
-    *, measure: bool, device: str | None, output: str | None, force: bool, as_json: bool
-) -> None:
+def specs(asked: Any) -> None:
     """Show GPUs' data sheets, and the measured ceilings of this machine's GPU.
 
     --measure times copies, reads and writes of device memory, matrix products, and copies from and
@@ -53,21 +51,21 @@ def specs(
     from diglot.tools.device import query
     from diglot.tools.gpus import find_gpu, gpus
 
-    if not measure and (output is not None or force):
+    if not asked.measure and (asked.output is not None or asked.force):
         raise ValueError("--output and --force go with --measure")
-    where = find_device(device)
-    if measure:
+    where = find_device(asked.device)
+    if asked.measure:
         _check_measurable(where)
-        check_files([], {"--output": output}, force)
+        check_files([], {"--output": asked.output}, asked.force)
     facts = query(where) if where.type == "cuda" else None
     measured = None
-    if measure:
+    if asked.measure:
         assert facts is not None
-        path = Path(output) if output is not None else ceilings.default_path(facts.name)
+        path = Path(asked.output) if asked.output is not None else ceilings.default_path(facts.name)
         measured = _measure(where, facts, path)
     elif facts is not None:
         measured = ceilings.load(facts.name)
-    if as_json:
+    if asked.as_json:
         record = {
             "data_sheets": [asdict(gpu) for gpu in gpus()],
             "device": None if facts is None else asdict(facts),

@@ -14,6 +14,7 @@ import click
 from rich.progress import track
 
 from diglot_cli.common import (
+    case_options,
     command,
     ended_as_interrupted,
     make_console,
@@ -27,24 +28,14 @@ WHERE = ("launcher", "language", "dtype", "shape", "layout")
 
 @command()
 @click.argument("ops", metavar="OP...", nargs=-1, required=True)
-@click.option(
-    "--shape", "shapes", metavar="SHAPE", multiple=True, help="Such as 4096x18432; repeatable."
-)
+@case_options
 @click.option("--like", metavar="FILE", help="A model's config.json: tune this model's rows.")
-@click.option("--dtype", "dtypes", metavar="DTYPE", multiple=True, help="Such as bf16; repeatable.")
 @click.option(
     "--backend",
     "backends",
     type=click.Choice(["cuda", "triton"]),
     multiple=True,
     help="Default: both.",
-)
-@click.option(
-    "--direction",
-    type=click.Choice(["forward", "backward", "both"]),
-    default="both",
-    show_default=True,
-    help="The pass to tune.",
 )
 @click.option(
     "--folder", metavar="DIR", help="Folder of times. Default: $DIGLOT_CONFIGS, or a cache."
@@ -65,22 +56,7 @@ WHERE = ("launcher", "language", "dtype", "shape", "layout")
 )
 @click.option("--results", metavar="DIR", help="Folder for --judge: a file per op.")
 @ended_as_interrupted()
-def tune(
-    ops: tuple[str, ...],
-    *,
-    shapes: tuple[str, ...],
-    like: str | None,
-    dtypes: tuple[str, ...],
-    backends: tuple[str, ...],
-    direction: str,
-    folder: str | None,
-    jobs: int,
-    compile_for: str | None,
-    part: int | None,
-    status: bool,
-    judge: int | None,
-    results: str | None,
-) -> None:
+def tune(asked: Any) -> None:
     """Measure the plans of ops on this GPU, and keep the times for later calls.
 
     Every plan runs in a CUDA graph, in turns with the others, on a cold L2 cache. Its results are
@@ -95,41 +71,41 @@ def tune(
     from diglot.tools.inputs import parse_dtype, parse_shape
     from diglot.tools.tune import choices_of, compile_call, tune_call
 
-    if like is not None and shapes:
+    if asked.like is not None and asked.shapes:
         raise ValueError("--like and --shape: one of them")
-    if judge is not None and (like is not None or shapes or dtypes):
+    if asked.judge is not None and (asked.like is not None or asked.shapes or asked.dtypes):
         raise ValueError("--judge draws shapes and dtypes itself")
-    if like is not None:
-        chosen = models.shapes_of(_read_json(Path(like)))
+    if asked.like is not None:
+        chosen = models.shapes_of(_read_json(Path(asked.like)))
     else:
-        chosen = [parse_shape(shape) for shape in shapes or DEFAULT_SHAPES]
-    kinds = [parse_dtype(dtype) for dtype in dtypes or ("bf16",)]
+        chosen = [parse_shape(shape) for shape in asked.shapes or DEFAULT_SHAPES]
+    kinds = [parse_dtype(dtype) for dtype in asked.dtypes or ("bf16",)]
     given = [(shape, kind) for shape in chosen for kind in kinds]
     benchmarks = [
-        (load(op).benchmark, given if judge is None else chosen_plans.shapes(op, judge))
-        for op in ops
+        (load(op).benchmark, given if asked.judge is None else chosen_plans.shapes(op, asked.judge))
+        for op in asked.ops
     ]
-    device = named_device(compile_for) if compile_for is not None else None
+    device = named_device(asked.compile_for) if asked.compile_for is not None else None
     reason = None if device is not None else measure.why_not()
     if reason is not None:
         raise ValueError(f"nothing is tuned: {reason}")
-    directions = ("forward", "backward") if direction == "both" else (direction,)
-    calls = list(_calls(benchmarks, directions, backends or ("cuda", "triton")))
+    directions = ("forward", "backward") if asked.direction == "both" else (asked.direction,)
+    calls = list(_calls(benchmarks, directions, asked.backends or ("cuda", "triton")))
     if not calls:
         raise ValueError("no op of these has such a case")
     messages = make_console(stderr=True)
-    if part is not None or (device is not None and jobs == 0):
-        mine = calls if part is None else calls[part::jobs]
-        is_silent = part is not None or not messages.is_terminal
+    if asked.part is not None or (device is not None and asked.jobs == 0):
+        mine = calls if asked.part is None else calls[asked.part :: asked.jobs]
+        is_silent = asked.part is not None or not messages.is_terminal
         for *_, make in track(mine, "compiling", console=messages, disable=is_silent):
             compile_call(make(), device)
         return
-    if status:
+    if asked.status:
         _print_status([choice for *_, make in calls for choice in choices_of(make())])
         return
-    if jobs > 0:
+    if asked.jobs > 0:
         again = [sys.executable, "-m", "diglot_cli", *sys.argv[1:]]
-        workers = [subprocess.Popen([*again, "--part", str(i)]) for i in range(jobs)]
+        workers = [subprocess.Popen([*again, "--part", str(i)]) for i in range(asked.jobs)]
         for worker in workers:
             worker.wait()
     if device is not None:
@@ -139,17 +115,17 @@ def tune(
         for number, (op, case, make) in enumerate(calls):
             tell.say(f"{op} {describe(case)}")
             tell.done(number, len(calls))
-            if judge is not None:
+            if asked.judge is not None:
                 found += chosen_plans.judge(op, case, make(), tell.say)
             else:
-                found += tune_call(make(), folder=folder, tell=tell.say)
-    if judge is None:
+                found += tune_call(make(), folder=asked.folder, tell=tell.say)
+    if asked.judge is None:
         _print_found(found)
         return
     print_table(chosen_plans.HEADER, chosen_plans.table(found))
-    for op in ops if results is not None else ():
+    for op in asked.ops if asked.results is not None else ():
         rows = [row for row in found if row["op"] == op]
-        save(make_report(op, rows, seed=judge), Path(results or "") / f"{op}.json")
+        save(make_report(op, rows, seed=asked.judge), Path(asked.results or "") / f"{op}.json")
 
 
 def _calls(
