@@ -20,29 +20,43 @@ COLUMNS = (64, 128, 192, 224, 256)
 NAMES = ("UTMALDG.4D", "UTMASTG.4D", "STSM", "USETMAXREG")
 
 
-@pytest.mark.slow
-def test_cuda(tmp_path):
-    """Each width has a main loop for each layout, of four products a step."""
+def compiled(source: str, kernels: int, folder: Path) -> list[str]:
+    """The machine code for sm_90a of a file's kernels, none of which spills."""
     nvcc = find_nvcc()
     if nvcc is None:
         pytest.skip("no nvcc")
-    cubin = tmp_path / "matmul.cubin"
+    cubin = folder / "kernels.cubin"
     command = [nvcc, "-std=c++17", "-arch=sm_90a", "-cubin", "--expt-relaxed-constexpr"]
     command += ["-fmad=false", "-DDIGLOT_FEW_TYPES", f"-I{ROOT / 'csrc/include'}", "-Xptxas=-v"]
-    command += [str(ROOT / "csrc/ops/sm_90a/matmul.cu"), "-o", str(cubin)]
+    command += [str(ROOT / "csrc/ops" / source), "-o", str(cubin)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
-    assert spills == [("0", "0")] * len(COLUMNS)
+    assert spills == [("0", "0")] * kernels
     assert not re.search("C75[0-9][0-9]", done.stderr), done.stderr  # serialised products
     functions = dump("-sass", str(cubin)).split("Function : ")[1:]
-    assert len(functions) == len(COLUMNS)
+    assert len(functions) == kernels
+    return functions
+
+
+@pytest.mark.slow
+def test_cuda(tmp_path):
+    """Each width has a main loop for each layout, of four products a step."""
+    functions = compiled("sm_90a/matmul.cu", len(COLUMNS), tmp_path)
     for code in functions:
         (columns,) = {int(n) for n in re.findall(r"HGMMA\.64x(\d+)x16\.F32\.BF16", code)}
         assert columns in COLUMNS and len(re.findall(r"\bHGMMA\.", code)) == 4 * 4
         for name in NAMES:
             assert name in code, (columns, name)
         assert not re.search(r"\b(LDL|STL)\b", code), columns
+
+
+@pytest.mark.slow
+def test_copies_in_cuda(tmp_path):
+    """A lane moves 16 bytes at once, but for the ends of lines."""
+    for code in compiled("sm_90a/padded_copy.cu", 1, tmp_path):
+        assert len(re.findall(r"LDG\.E\.128", code)) == 8 and "LDG.E.U16" in code
+        assert len(re.findall(r"STG\.E\.128", code)) == 4 and "STG.E.U16" not in code
 
 
 COMPILED = """
@@ -64,7 +78,7 @@ for case in json.loads(sys.argv[1]):
         plan = launch.plan(linear.linear_forward, H200, a, b.mT, a.new_empty(n), out)
     else:
         plan = launch.plan(matmul.matmul_forward, H200, a, b, out)
-    (made,) = plan.launches
+    *_, made = plan.launches
     code = compile_stages(made.specialization).resources
     counts = dict(code.instructions)
     answers.append([plan.variant, "UTMALDG" in counts, "UTMASTG" in counts, code.spill_bytes,
@@ -81,6 +95,8 @@ EXPECTED = {
     (4096, 4095, 4096, "NT", BF16, True): [
         "descriptors, tiles of 128x128", True, False, 0, ["HGMMA.64x128x16.F32.BF16"]],
     (4096, 4096, 4095, "NN", BF16, False): [
+        "descriptors, tiles of 128x256, copy of A", True, True, 0, [WIDE]],
+    (64, 64, 63, "NN", BF16, False): [
         "pointers, tiles of 128x128", False, False, 0, ["HGMMA.64x128x16.F32.BF16"]],
     (4096, 4096, 4096, "NN", "float32", False): ["pointers, tiles of 64x64", False, False, 0, []],
     (1024, 1024, 1024, "NN", "float64", False): [

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 import torch
 from backends import DEVICE, NEEDS_CUDA
-from planted.library import ROOT, build_interpreted, runner
+from planted.faults import NO_FAULT, Fault, plant
+from planted.library import ROOT
 
 HEADERS = [
     ROOT / "csrc/include/diglot/products" / name
@@ -23,15 +22,8 @@ pytestmark = [
 ]
 
 
-class Fault(NamedTuple):
-    """A piece of a header, and what takes its place."""
-
-    right: str
-    wrong: str
-
-
 FAULTS = {
-    "none": Fault("\n", "\n"),
+    "none": NO_FAULT,
     "K's tail": Fault("step < product.steps", "step + 1 < product.steps"),
     "phase": Fault("full[ring.stage].wait(ring.parity);", "full[ring.stage].wait(0);"),
     "no wait for the stage": Fault("full[ring.stage].wait(ring.parity);", ""),
@@ -60,17 +52,7 @@ def integers(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name, tmp_path):
-    fault, texts = FAULTS[name], {header.name: header.read_text() for header in HEADERS}
-    assert name == "none" or sum(text.count(fault.right) for text in texts.values()) == 1
-    texts[KERNELS.name] = KERNELS.read_text().replace(
-        "runner.h", str(KERNELS.with_name("runner.h"))
-    )
-    for file, text in texts.items():
-        for header in HEADERS:
-            text = text.replace(f"diglot/products/{header.name}", header.name)
-        (tmp_path / file).write_text(text.replace(fault.right, fault.wrong))
-    source = tmp_path / KERNELS.name
-    run = runner(build_interpreted(source, tmp_path / "library.so"))
+    run = plant(FAULTS[name], HEADERS, KERNELS, tmp_path)
     a, b = integers(M, K), integers(K, N)
     expected = (a.double() @ b.double()).bfloat16()
     values = torch.cat([a.flatten(), b.flatten()]).view(torch.float32)

@@ -6,19 +6,22 @@ import torch
 import triton
 import triton.language as tl
 
-from diglot.backends.plans import Plan
+from diglot.backends.plans import CALL, Plan, Scratch
 from diglot.triton_ops.launch.descriptors import MOST_SIZE, Descriptor
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.layout import strided_arguments
-from diglot.triton_ops.launch.plan import NOTHING, Launch, Operand, Scalar
+from diglot.triton_ops.launch.padded_copy import SMALLEST, Matrix, readable
+from diglot.triton_ops.launch.plan import ACCESS_BYTES, NOTHING, Launch, Operand, Scalar
 from diglot.triton_ops.launch.products import Product, product_of, tiles_of
 from diglot.triton_ops.lib.products.descriptors import multiply_by_descriptors
+from diglot.triton_ops.lib.products.padded_copy import copy_lines
 from diglot.triton_ops.lib.products.pointers import multiply_by_pointers
 
 HALVES = (torch.float16, torch.bfloat16)
 GRID_SIDE = 1 << 30  # programs along an axis of a grid
 TMA_ARCHITECTURE = 90
-SMALLEST = (16, 16)  # a tile: where one of these fits, larger ones do
+COPIED = (16, 256)  # a tile of a copy
+COPY_WARPS = 4
 
 
 @triton.jit
@@ -51,6 +54,17 @@ def matmul_descriptors(
     multiply_by_descriptors(
         a, b, bias, c, (m, n, k), row_stride, (rows, columns, count),
         ALONG_M, ALONG_N, HAS_DESCRIPTOR, GROUP, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def product_copy(
+    source, copy, rows, columns, row_stride, column_stride, units, tile_rows, tile_columns,
+    UNIT: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    copy_lines(
+        source, copy, (rows, columns), (row_stride, column_stride), units,
+        (tile_rows, tile_columns), UNIT, VECTOR, BLOCK,
     )  # fmt: skip
 
 
@@ -114,6 +128,20 @@ def _matrix(
     return dataclasses.replace(operand, shape=(rows, columns), strides=steps), is_transposed
 
 
+def _copy(matrix: Matrix) -> Launch:
+    """The launch of a padded copy."""
+    source = matrix.source
+    rows, columns = source.shape
+    step = tl.constexpr(1) if source.strides[1] == 1 else source.strides[1]
+    tiles = tiles_of((rows, matrix.units * matrix.unit, 0), (*COPIED, 1), 1)
+    vector = ACCESS_BYTES // source.element_size()
+    return Launch(
+        product_copy, (tiles[-1],), (source, matrix.part),
+        (rows, columns, source.strides[0], step, matrix.units, *tiles[:2]),
+        (matrix.unit, vector, COPIED), COPY_WARPS,
+    )  # fmt: skip
+
+
 def _plan_by_descriptors(product: Product) -> Plan | None:
     """A plan with tensor descriptors; None where these do not take the operands."""
     m, n, k = product.sizes
@@ -129,8 +157,12 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     a, along_m = _matrix(product.a, (m, k), product.strides[0])
     b, along_k = _matrix(product.b, (k, n), product.strides[1])
     c, _ = _matrix(product.c, (m, n), product.strides[2])
-    if not (Descriptor.fits(a, SMALLEST) and Descriptor.fits(b, SMALLEST)):
+    if None in (a.address, b.address):  # while a graph is compiled
         return None
+    matrices = readable(product, a, b)
+    if matrices is None:
+        return None
+    copied = {name: x for name, x in zip("AB", matrices, strict=True) if x.part is not None}
     layout = ("T" if along_m else "N") + ("T" if along_k else "N")
     device.choose(layout, (m, n, k, 1), product.a)
     has_descriptor = Descriptor.fits(c, SMALLEST)
@@ -147,8 +179,8 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
         matmul_descriptors,
         (device.programs(tiles[-1], 1),),
         (
-            Descriptor(a, block_a),
-            Descriptor(b, block_b),
+            matrices[0].descriptor(block_a),
+            matrices[1].descriptor(block_b),
             product.bias,
             Descriptor(c, block_c) if has_descriptor else product.c,
         ),
@@ -157,4 +189,9 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
         tile["warps"],
         num_stages=tile["stages"],
     )
-    return Plan(f"descriptors, tiles of {block[0]}x{block[1]}", (launch,), None)
+    name = f"descriptors, tiles of {block[0]}x{block[1]}"
+    if not copied:
+        return Plan(name, (launch,), None)
+    name += f", {'copies' if len(copied) == 2 else 'copy'} of {' and '.join(copied)}"
+    end = max(x.part.end for x in copied.values() if x.part is not None)
+    return Plan(name, (*map(_copy, copied.values()), launch), Scratch(end, 0, CALL))

@@ -44,6 +44,7 @@ class Descriptor:
         operand: the tensor. Its shape and strides are those of the descriptor.
         block_shape: sizes of the tile, powers of two.
         padding: the value of elements out of bounds: "zero", or "nan" for floating dtypes.
+        part: where in scratch the tensor lies; None: where the operand does.
 
     Raises:
         ValueError: the operand or the padding does not fit.
@@ -52,6 +53,7 @@ class Descriptor:
     operand: Operand
     block_shape: tuple[int, ...]
     padding: str = "zero"
+    part: Part | None = None
 
     def __post_init__(self) -> None:
         reason = _why_not(self.operand, self.block_shape)

@@ -93,7 +93,8 @@ def runner_of(made: Plan, handles: list[Any], index: int) -> Callable[..., str |
 def _parts(made: Plan) -> list[Part]:
     """The parts of scratch that a plan's launches use."""
     pointers = [p for launch in made.launches for p in (*launch.pointers, launch.room)]
-    return list(dict.fromkeys(pointer for pointer in pointers if isinstance(pointer, Part)))
+    parts = [p.part if isinstance(p, Descriptor) else p for p in pointers]
+    return list(dict.fromkeys(part for part in parts if isinstance(part, Part)))
 
 
 def check_scratch(scratch: Tensor, needed: Scratch, alignment: int) -> int:
@@ -149,6 +150,8 @@ def _place(pointer: Operand | Part | Descriptor | None, parts: list[Part]) -> in
     """
     if pointer is None:
         return 0
+    if isinstance(pointer, Descriptor):
+        pointer = pointer.part or pointer.operand
     if isinstance(pointer, Part):
         return parts.index(pointer) - len(parts)
-    return (pointer.operand if isinstance(pointer, Descriptor) else pointer).position + 1
+    return pointer.position + 1

@@ -297,17 +297,21 @@ def _arguments(
     unseen: tuple[Any, ...],
 ) -> list[Any]:
     """A kernel's arguments without its constants, with tensors as pointers."""
-    arguments: list[Any] = []
-    for pointer in launch.pointers:
+
+    def find(pointer: Operand | Part | None) -> Tensor | None:
         if isinstance(pointer, Part):
             assert scratch is not None
-            arguments.append(scratch[pointer.offset : pointer.end].view(pointer.dtype))
-        elif isinstance(pointer, Descriptor):
-            tensor = tensors[pointer.operand.position + 1]
+            return scratch[pointer.offset : pointer.end].view(pointer.dtype)
+        return None if pointer is None else tensors[pointer.position + 1]
+
+    arguments: list[Any] = []
+    for pointer in launch.pointers:
+        if isinstance(pointer, Descriptor):
+            tensor = find(pointer.part or pointer.operand)
             assert tensor is not None
             arguments.append(pointer.of_tensor(tensor))
         else:
-            arguments.append(None if pointer is None else tensors[pointer.position + 1])
+            arguments.append(find(pointer))
     arguments += map(value_of, launch.scalars)
     if launch.numbers is not None:
         arguments += launch.numbers(*unseen)

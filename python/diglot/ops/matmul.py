@@ -13,9 +13,10 @@ def matmul(input: torch.Tensor, other: torch.Tensor, *, backend: str | None = No
 
     Our kernels compute a sum of products in float32 (float64 for float64) and round it once to the
     result's dtype. Their products of float32 are IEEE products, never TF32; the backend "torch"
-    follows PyTorch's switches. Gradients are products of the same kernels, of transposed views: no
-    operand is copied. Only the rows of a batch that shares one matrix are, if they lie apart. The
-    gradient of a broadcast operand is a sum of rounded products.
+    follows PyTorch's switches. 16-bit operands that TMA cannot read are copied to scratch, if that
+    pays. Gradients are products of the same kernels, of transposed views. Only the rows of a batch
+    that shares one matrix are copied for them, if they lie apart. The gradient of a broadcast
+    operand is a sum of rounded products.
 
     Args:
         input: tensor (..., M, K) of any strides, or a vector (K); float32, float16, bfloat16 or

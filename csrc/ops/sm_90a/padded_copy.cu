@@ -1,0 +1,52 @@
+// Padded copies of a product's operands: kernels and launches. Twin of
+// triton_ops/launch/padded_copy.py.
+//
+// Architectures: 9.0a
+#include "diglot/products/padded_copy.cuh"
+
+#include "diglot/launch/padded_copy.h"
+
+namespace diglot {
+
+// Bits of elements: a copy does not compute.
+template <typename T>
+__global__ void __launch_bounds__(LinesShape<T>::kThreads)
+    product_copy(const T* from, T* to, PaddedCopy copy) {
+  copy_lines(from, to, copy);
+}
+
+namespace {
+
+template <typename T>
+void add_copy(Planner& planner, const CopiedMatrix& copied, Address<char> to) {
+  using Shape = LinesShape<T>;
+  const auto tiles = [](int64_t size, int side) {
+    return static_cast<int>((size + side - 1) / side);
+  };
+  const TmaMatrix& copy = copied.copy;
+  const PaddedCopy given{copy.inner,
+                         copy.outer,
+                         copied.inner_stride,
+                         copied.outer_stride,
+                         copy.outer_stride,
+                         copy.batch[0],
+                         {copied.batch_stride[0], copied.batch_stride[1]},
+                         {tiles(copy.outer, Shape::kRows), tiles(copy.inner, Shape::kColumns),
+                          copied.matrices(), /*group=*/1}};
+  planner.add<product_copy<T>>({static_cast<unsigned>(given.schedule.count()), Shape::kThreads},
+                               copied.source.as<const T>(), to.as<T>(), given);
+}
+
+}  // namespace
+
+TmaMatrix plan_padded_copy(Planner& planner, const CopiedMatrix& copied) {
+  constexpr int64_t kAlignment = 256;
+  const int64_t begin = (planner.plan.scratch.bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const Address<char> to = planner.need({begin + copied.bytes()}) + begin;
+  add_copy<uint16_t>(planner, copied, to);
+  TmaMatrix copy = copied.copy;
+  copy.data = to.as<void>();
+  return copy;
+}
+
+}  // namespace diglot

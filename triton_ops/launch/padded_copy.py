@@ -1,0 +1,87 @@
+"""Host side of padded copies: when one pays, and where it lies. Twin of
+csrc/include/diglot/launch/padded_copy.h.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+# Relative, because mypy finds this folder under its name in the tree.
+from .descriptors import Descriptor
+from .plan import Operand, Part
+from .products import Product, tiles_of
+
+# A line of a copy begins at a multiple of this: TMA then reads whole lines of the cache.
+LINE_BYTES = 128
+SMALLEST = (16, 16)  # a tile: where one of these fits, larger ones do
+# An H200's SM does so many multiply-adds of the kernel that computes addresses in the time of a
+# launch, 2.5 microseconds; and all its SMs so many in that of a byte, of 4 TB/s.
+OF_LAUNCH, OF_BYTE = 1 << 20, 16
+TILE = (128, 128, 32)  # of that kernel
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A or B as a descriptor reads it: where it lies, or a copy.
+
+    Attributes:
+        source: a matrix whose rows are lines of the copy.
+        part: where in scratch the copy lies; None: there is no copy.
+    """
+
+    source: Operand
+    part: Part | None = None
+
+    @property
+    def unit(self) -> int:
+        """Elements of which lines of a copy have whole multiples."""
+        return LINE_BYTES // self.source.element_size()
+
+    @property
+    def units(self) -> int:
+        """Such multiples in a line of the copy."""
+        return -(-self.source.shape[1] // self.unit)
+
+    def copied(self, before: Part | None) -> Matrix:
+        """The same with a copy, which lies behind another part of scratch."""
+        elements = math.prod((self.source.shape[0], self.units, self.unit))
+        return Matrix(self.source, Part(self.source.dtype, elements).after(before))
+
+    def descriptor(self, block: tuple[int, int]) -> Descriptor:
+        """The descriptor of what is read."""
+        if self.part is None:
+            return Descriptor(self.source, block)
+        strides = self.units * self.unit, 1
+        return Descriptor(
+            dataclasses.replace(self.source, strides=strides, address=0), block, part=self.part
+        )
+
+
+def readable(product: Product, a: Operand, b: Operand) -> tuple[Matrix, Matrix] | None:
+    """A and B, as matrices, with copies of those that a descriptor does not take; None where the
+    copies do not pay.
+    """
+    matrices, last = [], None
+    for operand in (a, b):
+        matrix = Matrix(operand)
+        if not Descriptor.fits(operand, SMALLEST):
+            matrix = matrix.copied(last)
+            last = matrix.part
+        matrices.append(matrix)
+    if last is not None and not _is_worth(product, last.end):
+        return None
+    return matrices[0], matrices[1]
+
+
+def _is_worth(product: Product, bytes: int) -> bool:
+    """Whether descriptors are worth copies of so many bytes.
+
+    A copy takes the time of its launch, and that of its bytes, which the GPU reads and writes. The
+    kernel that computes addresses takes the time of the multiply-adds of the busiest SM.
+    """
+    multiprocessors = max(product.c.device.multiprocessors, 1)
+    tiles = tiles_of(product.sizes, TILE, product.batches.numel)[-1]
+    busiest = math.prod((-(-tiles // multiprocessors), *TILE[:2], product.sizes[2]))
+    return busiest > OF_LAUNCH + 2 * bytes * OF_BYTE // multiprocessors
