@@ -135,7 +135,7 @@ def cuda_extension() -> Any:
         f'-DDIGLOT_ARCHITECTURES="{architectures}"',
         f'-DDIGLOT_BUILT_WITH_TORCH="{torch.__version__}"',
     ]
-    patterns = ["csrc/ops/**/*.cu", "csrc/pipeline/*.cpp", "csrc/torch/*.cpp"]
+    patterns = ["csrc/ops/**/*.cu", "csrc/pipeline/*.cpp", "csrc/torch/*.cpp", "csrc/torch/*.cu"]
     sources = sorted(source for pattern in patterns for source in ROOT.glob(pattern))
     headers = sorted(ROOT.glob("csrc/**/*.h")) + sorted(ROOT.glob("csrc/**/*.cuh"))
     libraries = [str(toolkit / name) for name in ("lib64", "lib") if (toolkit / name).is_dir()]

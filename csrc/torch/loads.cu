@@ -7,6 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "diglot/copies.cuh"
+#include "diglot/launch/launch.h"
 #include "torch/launcher.h"
 #include "torch/tuple_reader.h"
 
@@ -16,16 +18,9 @@ using namespace diglot;
 using namespace diglot::torch_binding;
 
 constexpr const char* kCapsule = "diglot.load";
-constexpr int kHost = -1;         // in place of a GPU's index
-constexpr std::size_t kMost = 3;  // copies: PyTorch's fused one takes less time than four of these
-constexpr int64_t kMostRows = 1024;  // a copy of more rows with gaps is slower than a kernel
-
-// Bytes in rows, which lie at equal distances.
-struct Rows {
-  char* to;
-  const char* from;
-  int64_t bytes, count, to_pitch, from_pitch;
-};
+constexpr int kHost = -1;            // in place of a GPU's index
+constexpr int64_t kSmall = 1 << 20;  // bytes that one launch copies, with others; the runtime: more
+constexpr int64_t kMostRows = 1024;  // the runtime's copy of more rows with gaps is slow
 
 // Where a graph reads a tensor.
 class Target {
@@ -65,6 +60,7 @@ class Target {
         return std::nullopt;
       }
     }
+    if (rows.bytes * rows.count <= kSmall) return rows;
     constexpr int64_t kWidest = std::numeric_limits<int32_t>::max();  // that CUDA takes
     const auto [least, most] = std::minmax(rows.to_pitch, rows.from_pitch);
     if (rows.count > 1 && (rows.count > kMostRows || least < rows.bytes || most > kWidest)) {
@@ -105,7 +101,7 @@ struct Load {
       if (target.is_at(address, strides)) continue;
       const std::optional<Rows> rows = target.rows_from(address, strides);
       // In the memory of the targets another copy could write over it.
-      if (!rows || copies.size() == kMost || (begin <= address && address < end)) {
+      if (!rows || copies.size() == kMostCopies || (begin <= address && address < end)) {
         return std::nullopt;
       }
       copies.push_back(*rows);
@@ -114,8 +110,7 @@ struct Load {
   }
 };
 
-void enqueue(const Rows& rows, cudaStream_t stream) {
-  if (rows.bytes == 0 || rows.count == 0) return;
+void enqueue_large(const Rows& rows, cudaStream_t stream) {
   const auto kind = cudaMemcpyDeviceToDevice;
   if (rows.count == 1) {
     check(cudaMemcpyAsync(rows.to, rows.from, rows.bytes, kind, stream), "cudaMemcpyAsync");
@@ -124,6 +119,24 @@ void enqueue(const Rows& rows, cudaStream_t stream) {
                             rows.count, kind, stream),
           "cudaMemcpy2DAsync");
   }
+}
+
+void enqueue(const std::vector<Rows>& every, cudaStream_t stream) {
+  Copies small{};
+  unsigned count = 0;
+  int64_t most = 0;
+  for (const Rows& rows : every) {
+    const int64_t bytes = rows.bytes * rows.count;
+    if (bytes > kSmall) {
+      enqueue_large(rows, stream);
+    } else if (bytes > 0) {
+      small.each[count++] = rows;
+      most = std::max(most, bytes);
+    }
+  }
+  constexpr int64_t kBlockBytes = kCopyThreads * sizeof(uint4);
+  if (count > 0)
+    launch<copy_rows>({blocks_for(most, kBlockBytes), count}, kCopyThreads, stream, small);
 }
 
 void copy_on_host(const Rows& rows) {
@@ -185,7 +198,7 @@ PyObject* copy_into(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     } else if (!copies->empty()) {
       const WithoutGil gil;
       const DeviceGuard guard(load.device);
-      for (const Rows& rows : *copies) enqueue(rows, stream);
+      enqueue(*copies, stream);
     }
     return PyBool_FromLong(1);
   });
