@@ -14,8 +14,6 @@ import torch
 
 from diglot.backends.store import plan_name
 from diglot.bench.harness import Case, Row
-from diglot.bench.markdown import by_gpu
-from diglot.bench.markdown import table as markdown_table
 from diglot.bench.models import draw
 from diglot.bench.running import dtype_name
 from diglot.tools.tune import choices_of, launches_of, tune_launch
@@ -102,8 +100,3 @@ def _judged(value: float, digits: int, bar: float | None) -> str:
 def _share(row: Row, name: str) -> float:
     """The best plan's time over another's; a plan without a time counts as a tenth."""
     return row["best_us"] / row[name] if row[name] is not None else 0.1
-
-
-def markdown(reports: Sequence[dict[str, Any]]) -> str:
-    """The tables of committed results, for each GPU."""
-    return by_gpu(reports, lambda rows: markdown_table(HEADER, table(rows)))

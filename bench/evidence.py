@@ -7,11 +7,14 @@ result can be told to be of this tree or of an older one.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 UNKNOWN = "unknown"
 
@@ -95,6 +98,20 @@ def commit(root: Path | None = ROOT) -> str:
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN
     return answer.stdout.strip()
+
+
+def load_example(name: str) -> Any:
+    """A module of examples/, which the source tree has. Other modules may have its name."""
+    if ROOT is None:
+        raise ImportError(f"this benchmark runs examples/{name}.py, which the source tree has")
+    if str(ROOT / "examples") not in sys.path:
+        sys.path.append(str(ROOT / "examples"))  # examples import each other
+    path = ROOT / f"examples/{name}.py"
+    specification = importlib.util.spec_from_file_location(f"examples_{name}", path)
+    assert specification is not None and specification.loader is not None
+    module = sys.modules[specification.name] = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 def gpu_short_name(name: str) -> str:

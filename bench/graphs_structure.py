@@ -5,13 +5,11 @@ The work is that of examples/graphs.py.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from diglot import graphs
-from diglot.bench.evidence import ROOT
+from diglot.bench.evidence import load_example
 from diglot.bench.graphs import row_of, speed
 from diglot.bench.harness import Row
 from diglot.tools import measure
@@ -22,19 +20,7 @@ BATCHES, ROUNDS = 6, 5
 CHAIN, BRANCHES = "one_after_the_other", "side_by_side"
 
 
-def _load_example() -> Any:
-    """examples/graphs.py, whose name is that of other modules, too."""
-    if ROOT is None:
-        raise ImportError("this benchmark is that of examples/, in the source tree")
-    name = "examples_graphs"
-    specification = importlib.util.spec_from_file_location(name, ROOT / "examples/graphs.py")
-    assert specification is not None and specification.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-example = _load_example()
+example = load_example("graphs")
 
 
 def branches() -> Iterator[Row]:

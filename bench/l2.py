@@ -8,8 +8,6 @@ large array, which pushes the table out by itself.
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +16,12 @@ from typing import Any
 import torch
 
 from diglot import l2
-from diglot.bench.evidence import ROOT
+from diglot.bench.evidence import load_example
 from diglot.bench.reports import write_report
 from diglot.tools import measure
 from diglot.tools.measure import Timing
 
-if ROOT is None:
-    raise ImportError("the benchmark of L2 persistence is that of examples/, in the source tree")
-sys.path.append(str(ROOT / "examples"))
-example = importlib.import_module("l2_persistence")
+example = load_example("l2_persistence")
 
 MB = 1 << 20
 HOT_MB = (4, 8, 16, 24, 32, 48)

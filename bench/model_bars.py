@@ -10,14 +10,11 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from diglot.bench import models
 from diglot.bench.harness import OURS, Row
-from diglot.bench.markdown import by_gpu
-from diglot.bench.markdown import table as markdown_table
 
 MEGABYTES = 1 << 20
 LARGE, VERY_LARGE = 32 * MEGABYTES, 96 * MEGABYTES  # of an input
@@ -124,16 +121,3 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     """A line for each op, direction and language, under `HEADER`. Missed bars have a ✗."""
     groups = models.groups(rows)
     return [[*key, *map(str, reached(*of))] for key, of in sorted(groups.items())]
-
-
-def markdown(reports: Sequence[dict[str, Any]]) -> str:
-    """The tables of committed results, for each GPU: bars, figures, and the worst cases."""
-
-    def tables(rows: Sequence[Row]) -> list[str]:
-        return [
-            *markdown_table(HEADER, table(rows)),
-            *markdown_table(models.HEADER, models.table(rows)),
-            *markdown_table(models.WORST_HEADER, models.worst(rows)),
-        ]
-
-    return by_gpu(reports, tables)

@@ -16,8 +16,6 @@ from typing import Any
 from diglot.backends.aligned_rows import OPS
 from diglot.backends.choosing import use_plans
 from diglot.bench.harness import OURS, Benchmark, Call, Case, Row, Tensors
-from diglot.bench.markdown import by_gpu
-from diglot.bench.markdown import table as markdown_table
 from diglot.bench.reports import by_case
 from diglot.tools import measure
 
@@ -101,8 +99,3 @@ def _figures(ratios: Sequence[tuple[float, Row]]) -> list[str]:
     mean = statistics.geometric_mean([ratio for ratio, _ in ratios])
     shape = "x".join(map(str, row["shape"]))
     return [str(len(ratios)), f"{mean:.3f}", f"{most:.2f}", f"{row['dtype']} {shape}"]
-
-
-def markdown(reports: Sequence[dict[str, Any]]) -> str:
-    """The tables of committed results, for each GPU."""
-    return by_gpu(reports, lambda rows: markdown_table(HEADER, table(rows)))

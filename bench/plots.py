@@ -7,6 +7,7 @@ results, and that of errors from a comparison, which it runs. `pictures.py` has 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from typing import Any
 from diglot.bench import reports
 from diglot.bench.evidence import RESULTS, ROOT
 from diglot.bench.harness import Row
-from diglot.bench.result_files import read_file
 from diglot.bench.summary import TIMERS
 from diglot.files import check_writable, writing
 from diglot.tools import drawing
@@ -190,7 +190,7 @@ def main() -> None:
     for path in sorted(RESULTS.glob("*/stream_map/overlap*.json")):
         report = PipelineReport.from_json(path.read_text())
         if report.gpu is None:  # of several; the benchmark's own file says which
-            gpu = read_file(path.parent.with_suffix(".json")).gpu
+            gpu = json.loads(path.parent.with_suffix(".json").read_text())["gpu"]
             report = dataclasses.replace(report, gpu=gpu)
         report.plot(ROOT / f"docs/images/{path.stem}.png", force=True)
 

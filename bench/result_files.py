@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diglot.bench.evidence import ROOT
 from diglot.bench.harness import Row
-from diglot.bench.reports import ERRORS, KEY, LESSONS, SCHEMA, SPEEDS, TIMES
+from diglot.bench.reports import ERRORS, KEY, SCHEMA, SPEEDS, TIMES
 from diglot.files import json_files
-from diglot.pipeline import report as pipeline
-from diglot.pipeline.report import STAGES, PipelineReport
 from diglot.tools import ceilings
 
 OF_OPS = "results/*/*.json"
@@ -25,17 +23,11 @@ NOT_FINITE = ("inf", "nan")  # which JSON's numbers are not: diglot.files.for_js
 FACTS = {"op": str, "gpu": str, "commit": str, "date": str, "versions": dict}
 MORE_FACTS = {"sources": str, "incomplete": str, "lines": dict}
 TEXTS = ("op", "provider", "timer", "direction", "dtype", "workload")
-# Files that name their schema, with the kind and the version.
-OTHERS = (
-    (ceilings.SCHEMA, "ceilings", ceilings.SCHEMA_VERSION),
-    (pipeline.SCHEMA, "pipeline", pipeline.SCHEMA_VERSION),
-    (LESSONS["schema"], "lessons", LESSONS["schema_version"]),
-)
 COUNTS = ("passed", "failed", "skipped")  # of a record of tests
 
 
-class _OtherFile(ValueError):
-    """A file that is not about results."""
+class OtherFile(ValueError):
+    """A file that is not about results, or about other ones than those of ops."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +35,8 @@ class File:
     """A result file; a text is "" where the file does not say it.
 
     Attributes:
-        kind: "benchmark", "tests", "pipeline", "ceilings" or "lessons".
-        rows: of a benchmark or of ceilings; each has the keys of `TEXTS`, shape, options and bars.
+        kind: "ops", "tests" or "ceilings".
+        rows: of ops; each has the keys of `TEXTS`, shape, options and bars.
     """
 
     path: str
@@ -64,11 +56,6 @@ class File:
         found = self.content.get("versions") or {}
         return {name: str(version) for name, version in found.items() if version is not None}
 
-    @property
-    def is_of_ops(self) -> bool:
-        """Whether it has results of ops, as `diglot bench` measures them."""
-        return self.kind == "benchmark" and bool(self.rows) and all(map(_is_of_op, self.rows))
-
 
 @dataclass(frozen=True)
 class Results:
@@ -78,8 +65,11 @@ class Results:
     left_out: tuple[tuple[str, str], ...] = ()
 
 
-def read(paths: Iterable[str | Path]) -> Results:
+def read(paths: Iterable[str | Path], skipped: type[ValueError] = ValueError) -> Results:
     """Reads result files; of folders every .json file below them that is one.
+
+    Args:
+        skipped: the errors for which a file in a folder is left out.
 
     Raises:
         ValueError: a file that is named is no result file, or of another schema version; a folder
@@ -96,7 +86,7 @@ def read(paths: Iterable[str | Path]) -> Results:
             try:
                 files[inner.resolve()] = read_file(inner)
                 found += 1
-            except ValueError as error:
+            except skipped as error:
                 left_out[str(inner)] = str(error)
         if not found:
             reasons = "".join(f"; {reason}" for reason in list(left_out.values())[:1])
@@ -110,20 +100,10 @@ def read_reports(path: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: there is none, or one that cannot be read.
     """
-    if not path.is_dir():
-        file = read_file(path)
-        if not file.is_of_ops:
-            raise ValueError(f"{path} has results of another kind than `diglot bench` compares")
-        return [file.content]
-    found = []
-    for inner in json_files(path):
-        try:
-            found.append(read_file(inner))
-        except _OtherFile:
-            continue
-    if not any(file.is_of_ops for file in found):
-        raise ValueError(f"{path} has no results in it")
-    return [file.content for file in found if file.is_of_ops]
+    found = [file.content for file in read([path], OtherFile).files if file.kind == "ops"]
+    if not found:
+        raise ValueError(f"{path} has results of another kind than `diglot bench` compares")
+    return found
 
 
 def committed(pattern: str) -> list[dict[str, Any]]:
@@ -135,8 +115,10 @@ def committed(pattern: str) -> list[dict[str, Any]]:
     assert ROOT is not None, "results are committed in the source tree"
     found = []
     for each in pattern.split():
-        files = map(read_file, sorted((ROOT / "bench").glob(each)))
-        found += [file.content for file in files if each != OF_OPS or file.is_of_ops]
+        for path in sorted((ROOT / "bench").glob(each)):
+            content = json.loads(path.read_text())
+            if each != OF_OPS or any(map(_is_of_op, content.get("rows", ()))):
+                found.append(content)
     return found
 
 
@@ -154,80 +136,55 @@ def read_file(path: Path) -> File:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} holds no results: it is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise _OtherFile(f"{path} holds no results: it holds no object")
     kind = _kind(path, content)
+    rows: list[Row] = content["rows"] if kind == "ops" else []
     damage = _damage_of_facts(kind, content)
-    rows: list[Row] = content["rows"] if kind == "benchmark" else []
-    if damage is None and kind == "ceilings":
-        names = {"what": "workload", "how": "provider"}
-        known = map(asdict, ceilings.parse(content, path).rows)
-        rows = [{names.get(key, key): value for key, value in row.items()} for row in known]
-    # One row of an op makes it a file of ops: none of the others may lack a key.
-    has_keys = kind == "benchmark" and any(map(_is_of_op, rows))
+    if kind == "ceilings":
+        ceilings.parse(content, path)
     for number, row in enumerate(rows):
-        if damage is None and (found := _damage(row, has_keys)):
+        if damage is None and (found := _damage(row)):
             damage = f"row {number}: {found}"
     if damage is not None:
         raise ValueError(f"{path} is damaged: {damage}")
     return File(str(path), kind, content, tuple(map(_whole, rows)))
 
 
-def _kind(path: Path, content: Mapping[str, Any]) -> str:
-    schema, version = content.get("schema"), content.get("schema_version")
-    for name, kind, known in OTHERS:
-        if schema == name and version != known:
-            raise ValueError(f"{path} is of schema version {version!r}, not {known}")
-        if schema == name:
-            return kind
-    if isinstance(schema, int):
-        if not isinstance(content.get("rows"), list):
-            raise ValueError(f"{path} holds no results: it has no rows")
-        if schema != SCHEMA:
-            raise ValueError(
-                f"{path} has results of schema {schema!r}, and this diglot reads {SCHEMA}"
-            )
-        for name in FACTS:
-            if name not in content:
-                raise ValueError(f"{path} holds no results: it does not say the {name}")
-        return "benchmark"
+def _kind(path: Path, content: Any) -> str:
+    if not isinstance(content, dict):
+        raise OtherFile(f"{path} holds no results: it holds no object")
+    schema = content.get("schema")
+    if schema == ceilings.SCHEMA:
+        return "ceilings"
     if schema is None and {*COUNTS} <= content.keys():
         return "tests"
-    raise _OtherFile(f"{path} holds no results: it has no schema that is known")
+    if not isinstance(schema, int):
+        raise OtherFile(f"{path} has results of another kind, or none")
+    rows = content.get("rows")
+    if not isinstance(rows, list):
+        raise ValueError(f"{path} holds no results: it has no rows")
+    if schema != SCHEMA:
+        raise ValueError(f"{path} has results of schema {schema!r}, and this diglot reads {SCHEMA}")
+    for name in FACTS:
+        if name not in content:
+            raise ValueError(f"{path} holds no results: it does not say the {name}")
+    # One row of an op makes it a file of ops: none of the others may lack a key.
+    if rows and not any(map(_is_of_op, rows)) and all(isinstance(row, dict) for row in rows):
+        raise OtherFile(f"{path} has results of another kind than those of ops")
+    return "ops"
 
 
 def _damage_of_facts(kind: str, content: Mapping[str, Any]) -> str | None:
     for name, type_ in (FACTS | MORE_FACTS).items():
         # What tests measure without a GPU names none.
-        may_lack = kind != "benchmark" or name in MORE_FACTS or name == "gpu"
+        may_lack = kind != "ops" or name in MORE_FACTS or name == "gpu"
         if not (isinstance(content.get(name), type_) or (may_lack and content.get(name) is None)):
             return f"{name} is no {type_.__name__}"
     for op, ways in (content.get("lines") or {}).items():
-        if not isinstance(ways, dict):
+        counts = list(ways.values()) if isinstance(ways, dict) else [None]
+        if not all(isinstance(of, dict) and {"own", "with_shared"} <= of.keys() for of in counts):
             return f"lines of {op} are no counts"
-        for way, of in ways.items():
-            counts = of if isinstance(of, dict) else {}
-            if not all(_is_count(counts.get(name)) for name in ("own", "with_shared")):
-                return f"lines of {op}, {way} are no counts"
-    if kind == "tests":
-        wrong = (name for name in COUNTS if not isinstance(content[name], int))
-        return next((f"{name} is no number" for name in wrong), None)
-    return _damage_of_pipeline(content) if kind == "pipeline" else None
-
-
-def _damage_of_pipeline(content: Mapping[str, Any]) -> str | None:
-    try:  # whether the run can be drawn
-        report = PipelineReport.from_json(json.dumps(content))
-        chunks = [chunk for timeline in report.timelines for chunk in timeline]
-        numbers = [report.seconds, report.bytes_in, report.bytes_out, report.chunks]
-        is_whole = (
-            len(report.timelines) == len(report.devices)
-            and all(len(chunk) == 2 * len(STAGES) for chunk in chunks)
-            and all(isinstance(n, (int, float)) for of in (*chunks, numbers) for n in of)
-        )
-    except (KeyError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None if is_whole else "its timelines are not as they should be"
+    wrong = (name for name in COUNTS if kind == "tests" and not isinstance(content[name], int))
+    return next((f"{name} is no number" for name in wrong), None)
 
 
 def _is_finite(value: Any) -> bool:
@@ -285,21 +242,14 @@ def _is_of_op(row: Any) -> bool:
     return isinstance(row, dict) and all(row.get(name) not in (None, "") for name in KEY)
 
 
-def _damage(row: Any, is_of_op: bool) -> str | None:
-    """What of a row is not as it should be; None where all is that tables and pictures take.
-
-    A row of an op has all that `diglot bench` writes.
-    """
+def _damage(row: Any) -> str | None:
+    """What of an op's row is not as `diglot bench` writes it; None where all is."""
     if not isinstance(row, dict):
         return "it is no object"
-    needed = (*KEY, "bars") if is_of_op else ()
     for name, (what, is_one) in ENTRIES.items():
-        may_be_none = name in OPTIONAL or not is_of_op
-        lacks = name not in row or (row[name] is None and may_be_none)
-        if (name in needed or not lacks) and not is_one(row.get(name)):
+        lacks = name not in row or (row[name] is None and name in OPTIONAL)
+        if (name in (*KEY, "bars") or not lacks) and not is_one(row.get(name)):
             return f"{name} is no {what}"
-    if not is_of_op:
-        return None
     times = [row[name] for name in TIMES if row.get(name) is not None]
     if not row["shape"]:
         return "shape is no list of sizes"

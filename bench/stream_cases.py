@@ -9,9 +9,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import importlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +19,7 @@ from typing import Any
 import torch
 
 import diglot
-from diglot.bench.evidence import ROOT
+from diglot.bench.evidence import load_example
 from diglot.bench.harness import OURS, Row, Rows
 from diglot.bench.reports import write_report
 from diglot.bench.stream_map import (
@@ -34,10 +32,7 @@ from diglot.bench.stream_map import (
 from diglot.bench.workloads import Provider, Workload, bar, faster_than, measured
 from diglot.tools import measure, transfer
 
-if ROOT is None:
-    raise ImportError("the benchmark of streams is that of examples/, in the source tree")
-sys.path.append(str(ROOT / "examples"))
-example = importlib.import_module("streams")
+example = load_example("streams")
 
 SMALL = 64 * MIB
 NEW = 2 * GIB

@@ -1,13 +1,10 @@
-"""The tables and charts of docs/pipeline.md, from what bench/stream_map.py and
-stream_cases.py measured."""
+"""The tables of docs/pipeline.md, from what bench/stream_map.py and stream_cases.py measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from diglot.bench.evidence import ROOT
 from diglot.bench.harness import OURS
 from diglot.bench.markdown import NOTHING, table
 from diglot.bench.reports import measured_on
@@ -86,20 +83,3 @@ def _workloads(report: dict[str, Any]) -> list[str]:
         body.append([f"{name}, {size:g}", *ours, beside or NOTHING, _bars(rows)])
     header = ["workload, GiB each way", *OURS, "beside it", "reached (bar), cuda / triton"]
     return table(header, body)
-
-
-def charts_markdown(reports: Reports, images: Path | None = None) -> str:
-    """The committed charts, for docs/pipeline.md."""
-    del reports
-    images = images or (ROOT or Path.cwd()) / "docs/images"
-    titles = {
-        "overlap": "Pinned memory, backend {}",
-        "overlap_pageable": "Pageable memory, backend {}",
-        "overlap_2gpus": "Two GPUs, backend {}",
-    }
-    lines = []
-    for stem, title in titles.items():
-        for backend in OURS:
-            if (images / f"{stem}_{backend}.png").exists():
-                lines += [f"![{title.format(backend)}](images/{stem}_{backend}.png)", ""]
-    return "\n".join(lines or ["No charts are committed yet.", ""])

@@ -24,14 +24,10 @@ from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.graph_tables import graphs_markdown
 from diglot.bench.harness import COLD, MODES, OURS
-from diglot.bench.markdown import NOTHING, pivot, put, table
+from diglot.bench.markdown import NOTHING, by_gpu, pivot, put, table
 from diglot.bench.reports import by_case, label, measured_on, no_time
 from diglot.bench.result_files import OF_OPS, committed
-from diglot.bench.stream_tables import (
-    charts_markdown,
-    stream_cases_markdown,
-    stream_map_markdown,
-)
+from diglot.bench.stream_tables import stream_cases_markdown, stream_map_markdown
 from diglot.bench.summary import regimes_markdown
 
 PROVIDERS = (
@@ -228,34 +224,44 @@ def l2_markdown(reports: Reports) -> str:
     return "\n".join(lines)
 
 
-def designs_markdown(reports: Reports) -> str:
-    """The tables of designs of a grid barrier."""
-    return "\n".join(map(designs_table, reports))
+def each(made: Callable[[dict[str, Any]], str]) -> Callable[[Reports], str]:
+    """What is made of one report, of all."""
+    return lambda reports: "\n".join(map(made, reports))
 
 
-def use_markdown(reports: Reports) -> str:
-    """The tables of one launch with a barrier beside two."""
-    return "\n".join(map(use_table, reports))
+def of_rows(*made: tuple[Sequence[str], Callable[[Any], Any]]) -> Callable[[Reports], str]:
+    """For each GPU tables, given by a header and by what makes lines of rows."""
+
+    def tables(rows: list[dict[str, Any]]) -> list[str]:
+        return [line for header, lines in made for line in table(header, lines(rows))]
+
+    return lambda reports: by_gpu(reports, tables)
 
 
+MODELS = of_rows(
+    (model_bars.HEADER, model_bars.table),
+    (models.HEADER, models.table),
+    (models.WORST_HEADER, models.worst),
+)
+CHOSEN = of_rows((chosen_plans.HEADER, chosen_plans.table))
+COSTS = of_rows((plan_costs.HEADER, plan_costs.table))
 # Of the pages, by the mark of a part: which committed results it is of, and what makes it.
 PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
     ("README.md", "bench", f"{OF_OPS} distributions/h200/models/*.json", standing.markdown),
     ("docs/speed.md", "bench", OF_OPS, overview),
-    ("docs/speed.md", "models", "distributions/*/models/*.json", model_bars.markdown),
+    ("docs/speed.md", "models", "distributions/*/models/*.json", MODELS),
     ("docs/speed.md", "sizes", "distributions/*/sizes/*.json", size_tables.markdown),
     ("docs/measurements.md", "bench", OF_OPS, markdown),
     ("docs/regimes.md", "regimes", OF_OPS, regimes_markdown),
-    ("docs/tuning.md", "plans", "distributions/*/plans/*.json", chosen_plans.markdown),
-    ("docs/tuning.md", "invariant", "distributions/*/invariant/*.json", plan_costs.markdown),
+    ("docs/tuning.md", "plans", "distributions/*/plans/*.json", CHOSEN),
+    ("docs/tuning.md", "invariant", "distributions/*/invariant/*.json", COSTS),
     ("docs/ranking.md", "ranking", "results/*/ranking/*.json", ranking.markdown),
-    ("docs/barriers.md", "designs", "results/*/barrier_designs.json", designs_markdown),
-    ("docs/barriers.md", "use", "results/*/barrier_designs.json", use_markdown),
+    ("docs/barriers.md", "designs", "results/*/barrier_designs.json", each(designs_table)),
+    ("docs/barriers.md", "use", "results/*/barrier_designs.json", each(use_table)),
     ("docs/graphs.md", "bench", "results/*/graphs.json", graphs_markdown),
     ("docs/l2.md", "bench", "results/*/l2.json", l2_markdown),
     ("docs/pipeline.md", "cases", "results/*/stream_cases.json", stream_cases_markdown),
     ("docs/pipeline.md", "bench", "results/*/stream_map.json", stream_map_markdown),
-    ("docs/pipeline.md", "charts", "results/*/stream_map.json", charts_markdown),
 )
 
 

@@ -467,8 +467,8 @@ def test_a_time_without_its_band_is_told(tmp_path):
         ({"versions": []}, "is damaged: versions is no dict"),
         ({"incomplete": True}, "is damaged: incomplete is no str"),
         ({"lines": {"toy": 3}}, "is damaged: lines of toy are no counts"),
-        ({"lines": {"toy": {"cuda": {"own": 1}}}}, "is damaged: lines of toy, cuda are no counts"),
-        ({"lines": {"toy": {"cuda": 3}}}, "is damaged: lines of toy, cuda are no counts"),
+        ({"lines": {"toy": {"cuda": {"own": 1}}}}, "is damaged: lines of toy are no counts"),
+        ({"lines": {"toy": {"cuda": 3}}}, "is damaged: lines of toy are no counts"),
     ],
 )
 def test_damaged_facts_are_told(facts, message, tmp_path):

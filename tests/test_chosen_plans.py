@@ -12,9 +12,10 @@ from diglot.backends.choosing import Choice, forget_stores
 from diglot.backends.registry import INTERPRET
 from diglot.backends.store import Entry, Timing
 from diglot.bench import chosen_plans, harness
-from diglot.bench.chosen_plans import judge, markdown, table
+from diglot.bench.chosen_plans import judge, table
 from diglot.bench.harness import Case
 from diglot.bench.selection import load
+from diglot.bench.tables import CHOSEN
 from diglot.tools import measure
 from diglot.tools import tune as tuning
 from diglot_cli.tune import tune as command
@@ -96,7 +97,7 @@ def test_a_table():
     assert table([row(None, 5, 5)])[0][6] == "0.10 (≥ 0.9) ✗"  # the chosen plan did not run
     assert table([row(10, 10, 9.7)])[0][5] == "0.970 (≥ 0.97)"
     report = {"gpu": "NVIDIA H200", "op": "softmax", "commit": "0123456789", "date": "today"}
-    text = markdown([{**report, "seed": 3, "rows": rows}])
+    text = CHOSEN([{**report, "seed": 3, "rows": rows}])
     assert "### NVIDIA H200" in text and "seed 3" in text and "| 0.707 (≥ 0.97) ✗ |" in text
 
 

@@ -338,26 +338,17 @@ def test_picture(suffix, tmp_path):
     path = tmp_path / f"report{suffix}"
     result = torch_only("gelu", sample(500) * 5)
     row = result.row("torch")
-    speed = comparing.Speed(100.0, 98.0, 103.0, 4000.0, 0.97)
-    rows = tuple(
-        dataclasses.replace(row, backend=name, speed=speed) for name in ("cuda", "triton", "torch")
-    )
-    timed = dataclasses.replace(result, rows=rows, ceiling=speed, bytes=400_000_000)
-    pictures = []
-    for comparison in (result, timed):
-        comparison.plot(path, force=True)
-        pictures.append(path.read_bytes())
-        assert len(pictures[-1]) > 5000
-    assert len(pictures[1]) > len(pictures[0])  # bandwidths too
-    with drawing.drawn(plots.picture(timed)) as figure:
-        errors, speeds = figure.axes
-        assert timed.device in figure.get_suptitle()
-        names = [label.get_text() for label in speeds.get_yticklabels()]
+    rows = tuple(dataclasses.replace(row, backend=name) for name in ("cuda", "triton", "torch"))
+    all_three = dataclasses.replace(result, rows=rows)
+    all_three.plot(path, force=True)
+    assert len(path.read_bytes()) > 5000
+    with drawing.drawn(plots.picture(all_three)) as figure:
+        (errors,) = figure.axes
+        assert all_three.device in figure.get_suptitle()
         legend = [text.get_text() for text in figure.legends[0].get_texts()]
     # What is said stands beside what is drawn, and a scale that changes says where.
-    assert not errors.texts and not speeds.texts
-    assert names == [f"{of}\n4000 GB/s, 97 %\n100 µs" for of in ("cuda", "triton", "torch")]
-    assert drawing.CEILING in legend and any("tolerance" in text for text in legend)
+    assert not errors.texts
+    assert len(legend) == 4 and any("tolerance" in text for text in legend)
     assert "linear below the line at 1, logarithmic above" in errors.get_ylabel()
     assert "logarithmic beyond ±1" not in errors.get_xlabel()
     with drawing.drawn(plots.picture(torch_only("gelu", sample(500) * 50))) as figure:

@@ -14,7 +14,7 @@ from commands import fails, run
 
 from diglot.backends.choosing import mode
 from diglot.backends.registry import INTERPRET
-from diglot.bench import harness, plan_costs, session
+from diglot.bench import harness, plan_costs, session, tables
 from diglot.bench.selection import Selection, load
 from diglot.tools import measure
 
@@ -58,7 +58,7 @@ def test_both_are_timed_in_one_run(captured_in, tmp_path):
     providers = ["cuda", "cuda, invariant", "triton", "triton, invariant"]
     assert [r["provider"] for r in report["rows"][:4]] == providers
     assert all(r["verified"] and r["failing"] == 0 for r in report["rows"])
-    assert "| softmax | forward | cuda | invariant |" in plan_costs.markdown([report])
+    assert "| softmax | forward | cuda | invariant |" in tables.COSTS([report])
 
 
 def test_a_graphs_operands_live_as_long_as_its_call(captured_in):

@@ -64,9 +64,7 @@ from diglot_cli.common import (
     help="Refuse interpreted work that would take longer by an estimate; inf: refuse none.",
 )
 @click.option("--save", metavar="FILE", help="Write a report as JSON.")
-@click.option(
-    "--plot", metavar="FILE", help="Draw error against x, and bandwidth, as .png or .svg."
-)
+@click.option("--plot", metavar="FILE", help="Draw error against x, as .png or .svg.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
 def compare(asked: Any) -> None:
     """Run OP, such as gelu, on every backend that can run it, and judge the results.

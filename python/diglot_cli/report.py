@@ -45,6 +45,6 @@ def report(asked: Any) -> None:
     with writing(asked.output):
         Path(asked.output).write_text(page, encoding="utf-8")
     messages = make_console(stderr=True)
-    for _, reason in found.left_out:
-        messages.print(f"left out: {reason}", markup=False, soft_wrap=True)
+    if found.left_out:
+        messages.print(f"left out: {len(found.left_out)} files, as the page says", markup=False)
     messages.print(f"wrote {asked.output}", markup=False, soft_wrap=True)

@@ -133,7 +133,7 @@ class Comparison:
             Path(path).write_text(text + "\n", encoding="utf-8")
 
     def plot(self, path: str | Path, force: bool = False) -> None:
-        """Draws error against x for each backend, and bandwidth where it was timed, as a picture.
+        """Draws error against x for each backend, as a picture.
 
         Raises:
             ValueError: the file exists and `force` is not set, or it cannot be written.

@@ -1,4 +1,4 @@
-"""Pictures of comparisons: error against x, and bandwidth where it was timed."""
+"""Pictures of comparisons: error against x."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from diglot.tools import drawing
 from diglot.tools.comparison import Comparison, Row
-from diglot.tools.drawing import BAD, INK, PROVIDERS, Case, Picture, Point
-from diglot.tools.numbers import NOTHING, number
+from diglot.tools.drawing import BAD, INK, PROVIDERS, Picture
+from diglot.tools.numbers import number
 from diglot.tools.resources import TensorLike
 
 # Size of marker and width of line, in the order in which they are drawn: lines that coincide stay
@@ -25,19 +25,13 @@ def plot(comparison: Comparison, path: Path) -> None:
 
 
 def picture(comparison: Comparison) -> Picture:
-    """Error in ulps against x, and bandwidth where it was timed."""
-    timed = [row for row in comparison.rows if row.speed is not None]
+    """Error in ulps against x."""
 
     def draw(figure: Any) -> None:
-        panels = figure.subplots(
-            1, 1 + bool(timed), squeeze=False, width_ratios=(2, 1)[: 1 + bool(timed)]
-        )
-        _draw_errors(panels[0, 0], comparison)
-        if timed:
-            _draw_speeds(panels[0, 1], comparison, timed)
+        _draw_errors(figure.subplots(), comparison)
         drawing.legend(figure)
 
-    return Picture(_title(comparison), draw, 11.0 if timed else 8.0, 5.2)
+    return Picture(_title(comparison), draw, 8.0, 5.2)
 
 
 def _title(comparison: Comparison) -> str:
@@ -112,22 +106,3 @@ def _scale(axes: Any, highest: float, farthest: float) -> None:
     if farthest > FAR:
         axes.set_xscale("asinh", linear_width=1)
         axes.xaxis.set_major_formatter("{x:g}")
-
-
-def _draw_speeds(axes: Any, comparison: Comparison, rows: list[Row]) -> None:
-    ceiling = comparison.ceiling
-    assert ceiling is not None
-    cases = []
-    for row in rows:
-        speed = row.speed
-        assert speed is not None
-        share = NOTHING if speed.of_ceiling is None else f"{100 * speed.of_ceiling:.0f} %"
-        words = f"{row.backend}\n{speed.gb_per_s:.0f} GB/s, {share}\n{number(speed.median_us)} µs"
-        low, high = (comparison.bytes / us / 1e3 for us in (speed.p80_us, speed.p20_us))
-        point = Point(speed.gb_per_s, low=low, high=high)
-        cases.append(Case(words, {row.backend: point}, ceiling.gb_per_s))
-    drawing.dots(axes, cases)
-    for line in axes.get_lines():  # the names are beside their rows
-        line.set_label("")
-    axes.set_title("Bandwidth, and share of the copy's")
-    axes.set_xlabel("GB/s (each input once, each output once)")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from diglot.bench import marks, models, plots, ranking, summary
 from diglot.bench.harness import COLD, RANKED, Row
 from diglot.bench.lines import RULE
 from diglot.bench.regressions import NOISE
-from diglot.bench.reports import incomplete, label, shape_text
+from diglot.bench.reports import incomplete, label
 from diglot.bench.result_files import File, Results
-from diglot.pipeline.report import PipelineReport
-from diglot.tools import ceilings, stream_chart
+from diglot.tools import ceilings
 from diglot.tools.drawing import PROVIDERS, Picture
 from diglot.tools.numbers import number
 from diglot.tools.regimes import peak_gb_per_s
@@ -71,19 +68,17 @@ def page_of(results: Results, sources: str = "") -> Page:
         sources: the hash of the sources at hand: what was measured with others is stale. "" if
             that is not known.
     """
-    counts = Counter(file.gpu for file in results.files if file.kind != "pipeline")
-    gpus = [gpu for gpu, _ in counts.most_common()]  # that of most results first
-    of_gpu: dict[str, list[File]] = {gpu: [] for gpu in gpus or [""]}
-    for file in results.files:
-        # A pipeline's report may not say its GPU: it is shown with the first.
-        of_gpu[file.gpu if file.gpu in of_gpu else next(iter(of_gpu))].append(file)
-    machines = [_machine(gpu, files, sources) for gpu, files in of_gpu.items()]
+    gpus = Counter(file.gpu for file in results.files).most_common()  # of most results first
+    machines = [
+        _machine(gpu, [file for file in results.files if file.gpu == gpu], sources)
+        for gpu, _ in gpus
+    ]
     return Page(machines, _files(results.files, sources), results.left_out, bool(sources))
 
 
 def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
     ops = _by_op(files)
-    of_ops = [file for file in files if file.is_of_ops]
+    of_ops = [file for file in files if file.kind == "ops"]
     rows = [row for parts in ops.values() for _, found in parts for row in found]
     stale = _stale(of_ops, sources)
     peak = peak_gb_per_s(gpu)
@@ -92,7 +87,7 @@ def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
         _ranking(rows, of_ops, stale),
         _missed(files, peak, stale),
         *(_op(op, parts, peak, sources) for op, parts in ops.items()),
-        *(_other(file, sources) for file in files if not file.is_of_ops),
+        *(_tests(file, sources) for file in files if file.kind == "tests"),
     ]
     shown = [section for section in sections if section.about or section.pictures]
     return Machine(gpu or "an unknown GPU", _tiles(files, len(ops), sources), stale, shown)
@@ -105,7 +100,7 @@ def _by_op(files: Iterable[File]) -> dict[str, list[tuple[File, list[Row]]]]:
     """
     found: dict[str, list[tuple[File, list[Row]]]] = {}
     for file in files:
-        for op in dict.fromkeys(row["op"] for row in file.rows) if file.is_of_ops else ():
+        for op in dict.fromkeys(row["op"] for row in file.rows) if file.kind == "ops" else ():
             found.setdefault(op, []).append((file, [row for row in file.rows if row["op"] == op]))
     return found
 
@@ -113,13 +108,14 @@ def _by_op(files: Iterable[File]) -> dict[str, list[tuple[File, list[Row]]]]:
 def _tiles(files: Sequence[File], ops: int, sources: str) -> list[tuple[str, str]]:
     rows = [row for file in files for row in file.rows]
     bars = [bar["met"] for row in rows for bar in row["bars"]]
-    # What does not go, such as more blocks than the GPU holds, was not run: it is not wrong.
-    run = [row for row in rows if row.get("verified") is not None or "time_us" in row]
     tiles = [
         (str(ops), "ops measured"),
         (f"{len(rows):,}", "measurements"),
         (f"{sum(bars)}/{len(bars)}", "bars met"),
-        (str(sum(not row.get("verified") for row in run)), "results not verified, without a speed"),
+        (
+            str(sum(not row.get("verified") for row in rows)),
+            "results not verified, without a speed",
+        ),
     ]
     for file in files:
         if file.kind == "tests":
@@ -225,36 +221,18 @@ def _op(
     return Section(op, _about(files, rows), drawn, tables, _stale(files, sources))
 
 
-def _other(file: File, sources: str) -> Section:
-    """What is of no op: results with options of their own, pipelines, lessons, tests."""
-    content, tables, stale = file.content, dict[str, Table](), _stale([file], sources)
-    if file.kind == "pipeline":
-        about = ["When each stage was at work."]
-        picture = stream_chart.picture(PipelineReport.from_json(json.dumps(content)))
-        return Section(f"pipeline {Path(file.path).stem}", about, [picture])
-    if file.kind == "lessons":
-        for lesson in content["rows"]:
-            tables[f"{lesson['workload']}: {lesson['title']}."] = of_mappings(lesson["rows"])
-        about = [f"What lessons show, commit {file.commit[:12]}, {file.date}."]
-    elif file.kind == "tests":
-        counts = ", ".join(f"{content[key]} {key}" for key in ("passed", "failed", "skipped"))
-        about = [", ".join(filter(None, (counts, f"commit {file.commit[:12]}", file.incomplete)))]
-        failures, reasons = content.get("failures"), content.get("skip_reasons")
-        if isinstance(failures, list):
-            tables["Tests that failed."] = of_mappings([{"test": str(of)} for of in failures])
-        if isinstance(reasons, dict):
-            skipped = [{"reason": str(why), "tests": count} for why, count in reasons.items()]
-            tables["Why tests were skipped."] = of_mappings(skipped)
-    else:
-        about = _about([file], file.rows)
-        facts = content.get("device")
-        if isinstance(facts, dict):
-            told = ", ".join(f"{name} {fact}" for name, fact in facts.items())
-            about.append(f"The driver says: {told}.")
-        more = [r["options"] | {"shape": shape_text(r), "bars": summary.bars(r)} for r in file.rows]
-        rows = [row | of for row, of in zip(file.rows, more, strict=True)]
-        tables[f"All measurements of {file.op}."] = of_mappings(rows).shown()
-    return Section(file.op, about, (), tables, stale)
+def _tests(file: File, sources: str) -> Section:
+    """The GPU tests: how many passed, failed and were skipped, which and why."""
+    content, tables = file.content, dict[str, Table]()
+    counts = ", ".join(f"{content[key]} {key}" for key in ("passed", "failed", "skipped"))
+    about = [", ".join(filter(None, (counts, f"commit {file.commit[:12]}", file.incomplete)))]
+    failures, reasons = content.get("failures"), content.get("skip_reasons")
+    if isinstance(failures, list):
+        tables["Tests that failed."] = of_mappings([{"test": str(of)} for of in failures])
+    if isinstance(reasons, dict):
+        skipped = [{"reason": str(why), "tests": count} for why, count in reasons.items()]
+        tables["Why tests were skipped."] = of_mappings(skipped)
+    return Section(file.op, about, (), tables, _stale([file], sources))
 
 
 def _files(files: Iterable[File], sources: str) -> Table:
