@@ -82,14 +82,14 @@ def gpu(monkeypatch):
     monkeypatch.setattr(module, "current_capture", lambda index: (10 * state.graph, state.graph))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: state.stream,
                         raising=False)  # fmt: skip
-    with_barrier = module._with_barrier
+    with_zeros = module._with_zeros
 
-    def on_cpu(count, device):
-        made = with_barrier(count, torch.device("cpu"))
-        made[BARRIER_BYTES:] = 0xFF
+    def on_cpu(count, zeroed, device):
+        made = with_zeros(count, zeroed, torch.device("cpu"))
+        made[zeroed:] = 0xFF
         return made
 
-    monkeypatch.setattr(module, "_with_barrier", on_cpu)
+    monkeypatch.setattr(module, "_with_zeros", on_cpu)
     return state
 
 
@@ -115,6 +115,19 @@ def test_launches_on_one_stream_share_a_buffer_that_grows(gpu):
     assert held_bytes(1)["streams"] == 0
     module.release_streams()
     assert held_bytes()["streams"] == 0
+
+
+@pytest.mark.parametrize("stream", [7, module.PER_THREAD_STREAM])
+@pytest.mark.parametrize("graph", [None, 1])
+def test_launches_that_count_share_no_buffer_with_those_that_do_not(gpu, graph, stream):
+    """One has zeros where others have whatever they left."""
+    gpu.graph, gpu.stream = graph, stream
+    of_barrier = provide(Scratch(500, BARRIER_BYTES, STREAM), GPU)
+    counted = provide(Scratch(500, 400, STREAM), GPU)
+    assert counted.data_ptr() != of_barrier.data_ptr() and not counted[:400].any()
+    assert provide(Scratch(600, 400, STREAM), GPU) is counted
+    assert held_bytes()["graphs" if graph else "streams"] == counted.numel() + of_barrier.numel()
+    module.release_streams()
 
 
 def test_a_stream_of_another_ones_handle_has_another_buffer(gpu):

@@ -26,10 +26,11 @@ class Scratch(NamedTuple):
     Attributes:
         bytes: how much.
         zeroed: leading bytes that are zero when the launch begins.
-        lifetime: "call": for one call. "stream": kept by the stream, whose launches share it. Its
-            first 16 bytes are the grid barrier's state: zero at first, and every launch leaves them
-            ready for the next. "group": kept by a group of processes. Each process has one buffer
-            per stream, which begins with all ranks' addresses (group_scratch.py).
+        lifetime: "call": for one call. "stream": kept by the stream; launches with as many zeroed
+            bytes share it. These are zero at first, and every launch leaves them ready for the
+            next: 16 are the grid barrier's state, more are zero again. "group": kept by a group of
+            processes. Each process has one buffer per stream, which begins with all ranks'
+            addresses (group_scratch.py).
         group: the group's name.
     """
 

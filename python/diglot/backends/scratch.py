@@ -2,8 +2,9 @@
 
 - A call's scratch belongs to the call: PyTorch's allocator has it back afterwards.
 - A stream's scratch belongs to the stream: launches on one stream run one after the other, so they
-  share one buffer, which grows to the largest need. `release_streams` frees it. The buffer of a
-  thread's own stream (cudaStreamPerThread) goes to another thread after its thread has ended.
+  share one buffer, which grows to the largest need. Launches that find other numbers of zeroed
+  bytes, and leave them so, share another. `release_streams` frees them. The buffer of a thread's
+  own stream (cudaStreamPerThread) goes to another thread after its thread has ended.
 - A captured launch's scratch belongs to the CUDA graph: it lives until the graph, and every
   executable made from it, is destroyed, and is then given to other captures. `keep_with_capture`
   keeps other objects as long.
@@ -31,7 +32,7 @@ from diglot.backends.driver import (
 )
 from diglot.backends.forks import renew_in_children
 from diglot.backends.group_scratch import group_buffers, provide_for_group
-from diglot.backends.plans import BARRIER_BYTES, CALL, GROUP, Scratch
+from diglot.backends.plans import CALL, GROUP, Scratch
 
 PER_THREAD_STREAM = 2  # cudaStreamPerThread: each thread's own, though of one handle
 SMALLEST = 1 << 17  # bytes of a buffer that is kept: most needs fit, so that it seldom grows
@@ -39,12 +40,16 @@ MOVE_OWNERSHIP = 1  # CU_GRAPH_USER_OBJECT_MOVE
 NO_DESTRUCTOR_SYNC = 1  # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
 
 
-class _ThreadBuffers(dict[int, torch.Tensor]):
-    """The buffers of one thread's own streams, by device."""
+# The device of a buffer that is kept, and how many of its first bytes are zeroed.
+_Place = tuple[int, int]
+
+
+class _ThreadBuffers(dict[_Place, torch.Tensor]):
+    """The buffers of one thread's own streams."""
 
     def __del__(self) -> None:
-        for index, buffer in self.items():
-            _retire(index, buffer)
+        for place, buffer in self.items():
+            _retire(place, buffer)
 
 
 class _ThreadStreams(threading.local):
@@ -59,12 +64,12 @@ class _Retired(NamedTuple):
     event: torch.cuda.Event | None
 
 
-# By device and handle: a stream's number, which shows whether the handle now belongs to another
+# By place and handle: a stream's number, which shows whether the handle now belongs to another
 # stream.
-_streams: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
+_streams: dict[tuple[_Place, int], tuple[int, torch.Tensor]] = {}
 _thread_streams = _ThreadStreams()
 atexit.register(_thread_streams.buffers.clear)  # the main thread's have no use when Python ends
-_retired: dict[int, list[_Retired]] = {}  # by device
+_retired: dict[_Place, list[_Retired]] = {}
 # By stream and key: values that launches on the stream use again.
 _values: OrderedDict[tuple[tuple[torch.device, int], Any], Any] = OrderedDict()
 MOST_VALUES = 64
@@ -79,23 +84,21 @@ def provide(need: Scratch, device: torch.device) -> torch.Tensor:
         uint8 [bytes or more].
     """
     if need.lifetime == CALL:
-        scratch = torch.empty(need.bytes, dtype=torch.uint8, device=device)
         if need.zeroed:
-            scratch[: need.zeroed].zero_()
-        return scratch
+            return _with_zeros(need.bytes, need.zeroed, device)
+        return torch.empty(need.bytes, dtype=torch.uint8, device=device)
     if need.lifetime == GROUP:
         return provide_for_group(need, device)
     if device.type != "cuda":  # threads of the CPU may interpret kernels at once
-        return _with_barrier(need.bytes, device)
+        return _with_zeros(need.bytes, need.zeroed, device)
     index = torch.cuda.current_device() if device.index is None else device.index
-    if is_captured(device):
-        return _of_capture(need.bytes, index)
-    return _of_stream(need.bytes, index)
+    place = index, need.zeroed
+    return (_of_capture if is_captured(device) else _of_stream)(need.bytes, place)
 
 
-def _with_barrier(bytes: int, device: torch.device) -> torch.Tensor:
+def _with_zeros(bytes: int, zeroed: int, device: torch.device) -> torch.Tensor:
     scratch = torch.empty(bytes, dtype=torch.uint8, device=device)
-    scratch[:BARRIER_BYTES].zero_()
+    scratch[:zeroed].zero_()
     return scratch
 
 
@@ -103,39 +106,39 @@ def _rounded(bytes: int) -> int:
     return max(SMALLEST, 1 << (bytes - 1).bit_length())
 
 
-def _of_stream(bytes: int, index: int) -> torch.Tensor:
-    handle = torch._C._cuda_getCurrentRawStream(index)
+def _of_stream(bytes: int, place: _Place) -> torch.Tensor:
+    handle = torch._C._cuda_getCurrentRawStream(place[0])
     if handle == PER_THREAD_STREAM:
-        return _of_thread(bytes, index)
-    number = stream_number(index)
-    scratch = _kept(index, handle, number, bytes)
+        return _of_thread(bytes, place)
+    number = stream_number(place[0])
+    scratch = _kept(place, handle, number, bytes)
     if scratch is None:
         # Made on the stream that uses it. So the zeros are there before the first launch, and a
         # smaller buffer is not reused before the launches that use it have ended.
-        made = _make(bytes, index)
+        made = _make(bytes, place)
         with _lock:
-            scratch = _kept(index, handle, number, bytes)
+            scratch = _kept(place, handle, number, bytes)
             if scratch is None:
                 scratch = made
-                _streams[index, handle] = number, made
+                _streams[place, handle] = number, made
     return scratch
 
 
-def _kept(index: int, handle: int, number: int, bytes: int) -> torch.Tensor | None:
-    known, scratch = _streams.get((index, handle), (None, None))
+def _kept(place: _Place, handle: int, number: int, bytes: int) -> torch.Tensor | None:
+    known, scratch = _streams.get((place, handle), (None, None))
     return scratch if scratch is not None and known == number and scratch.numel() >= bytes else None
 
 
-def _of_thread(bytes: int, index: int) -> torch.Tensor:
+def _of_thread(bytes: int, place: _Place) -> torch.Tensor:
     buffers = _thread_streams.buffers
-    scratch = buffers.get(index)
+    scratch = buffers.get(place)
     if scratch is None or scratch.numel() < bytes:
         if scratch is not None:
-            _retire(index, scratch)
-        scratch = _take_retired(bytes, index)
+            _retire(place, scratch)
+        scratch = _take_retired(bytes, place)
         if scratch is None:
-            scratch = _make(bytes, index)
-        buffers[index] = scratch
+            scratch = _make(bytes, place)
+        buffers[place] = scratch
     return scratch
 
 
@@ -166,12 +169,13 @@ def _stream_of(device: torch.device) -> tuple[torch.device, int]:
     return device, stream_number(device.index) if device.type == "cuda" else 0
 
 
-def _make(bytes: int, index: int) -> torch.Tensor:
+def _make(bytes: int, place: _Place) -> torch.Tensor:
+    index, zeroed = place
     with ordinary_tensors():
-        return _with_barrier(_rounded(bytes), torch.device("cuda", index))
+        return _with_zeros(_rounded(bytes), zeroed, torch.device("cuda", index))
 
 
-def _retire(index: int, buffer: torch.Tensor) -> None:
+def _retire(place: _Place, buffer: torch.Tensor) -> None:
     """Keeps a buffer of this thread's own stream until the launches that use it have ended.
 
     PyTorch's allocator would give it to another thread's stream of the same handle at once.
@@ -180,16 +184,16 @@ def _retire(index: int, buffer: torch.Tensor) -> None:
     try:
         with relaxed_capture():
             event = torch.cuda.Event()
-            event.record(torch.cuda.ExternalStream(PER_THREAD_STREAM, index))
+            event.record(torch.cuda.ExternalStream(PER_THREAD_STREAM, place[0]))
     except RuntimeError:  # CUDA is gone, as in a child process, so nothing uses the buffer again
         event = None
     with _lock:
-        _retired.setdefault(index, []).append(_Retired(buffer, event))
+        _retired.setdefault(place, []).append(_Retired(buffer, event))
 
 
-def _take_retired(bytes: int, index: int) -> torch.Tensor | None:
+def _take_retired(bytes: int, place: _Place) -> torch.Tensor | None:
     with _lock, relaxed_capture():
-        retired = _retired.get(index, [])
+        retired = _retired.get(place, [])
         for i, (buffer, event) in enumerate(retired):
             if buffer.numel() >= bytes and event is not None and event.query():
                 del retired[i]
@@ -220,7 +224,8 @@ class _Graph:
 
     def __init__(self, index: int, graph: int) -> None:
         self.index = index
-        self.buffers: dict[int, torch.Tensor] = {}  # by the captured stream's handle
+        # By place, and the captured stream's handle.
+        self.buffers: dict[tuple[_Place, int], torch.Tensor] = {}
         self.kept: dict[Any, Any] = {}
         # A graph may outlive this module when Python ends: the semaphore is not Python's to free.
         self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
@@ -253,7 +258,7 @@ class _Graph:
 
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t has
 _graphs: dict[tuple[int, int], _Graph] = {}  # by device and the capture's number
-_spare: dict[int, list[torch.Tensor]] = {}  # by device: buffers of graphs that are gone
+_spare: dict[_Place, list[torch.Tensor]] = {}  # buffers of graphs that are gone
 
 
 @functools.cache
@@ -293,31 +298,32 @@ def _reclaim() -> None:
     """Takes back the memory of destroyed graphs. The caller holds the lock."""
     for key, owner in list(_graphs.items()):
         if owner.is_destroyed():
-            _spare.setdefault(owner.index, []).extend(owner.buffers.values())
+            for (place, _), buffer in owner.buffers.items():
+                _spare.setdefault(place, []).append(buffer)
             owner.forget()
             del _graphs[key]
 
 
-def _of_capture(bytes: int, index: int) -> torch.Tensor:
+def _of_capture(bytes: int, place: _Place) -> torch.Tensor:
     # Launches captured on one stream run one after the other, in each replay too: a buffer for each
     # stream of a capture. Zeroing it in the graph would take a node of its own before each launch.
     with _lock:
         _reclaim()
-        owner = _graph_of(index)
-        handle = torch._C._cuda_getCurrentRawStream(index)
-        scratch = owner.buffers.get(handle)
+        owner, device = _graph_of(place[0]), torch.device("cuda", place[0])
+        key = place, torch._C._cuda_getCurrentRawStream(place[0])
+        scratch = owner.buffers.get(key)
         if scratch is not None and scratch.numel() >= bytes:
             return scratch
-        spare = _spare.get(index, [])
+        spare = _spare.get(place, [])
         sizes = [(each.numel(), i) for i, each in enumerate(spare) if each.numel() >= bytes]
         if sizes:  # the smallest that is large enough
             made = spare.pop(min(sizes)[1])
         else:
-            with beside_captures(torch.device("cuda", index)):
-                made = _make(bytes, index)
+            with beside_captures(device):
+                made = _make(bytes, place)
         if scratch is not None:  # launches captured before have its address
             owner.kept[len(owner.kept), "outgrown"] = scratch
-        owner.buffers[handle] = made
+        owner.buffers[key] = made
         return made
 
 
@@ -356,8 +362,8 @@ def held_bytes(device: torch.device | int | None = None) -> dict[str, int]:
     with _lock:
         _reclaim()
         return {
-            "streams": total(t for (index, _), (_, t) in _streams.items() if counts(index))
-            + total(t for index, t in _thread_streams.buffers.items() if counts(index))
+            "streams": total(t for ((i, _), _), (_, t) in _streams.items() if counts(i))
+            + total(t for (i, _), t in _thread_streams.buffers.items() if counts(i))
             + total(
                 tensor
                 for ((place, _), _), value in _values.items()
@@ -371,8 +377,8 @@ def held_bytes(device: torch.device | int | None = None) -> dict[str, int]:
                 for tensor in (*owner.buffers.values(), *_tensors(owner.kept.values()))
             ),
             "groups": total(t for (_, index, _), t in group_buffers().items() if counts(index)),
-            "spare": total(t for index, each in _spare.items() if counts(index) for t in each)
-            + total(t for index, each in _retired.items() if counts(index) for t, _ in each),
+            "spare": total(t for (i, _), each in _spare.items() if counts(i) for t in each)
+            + total(t for (i, _), each in _retired.items() if counts(i) for t, _ in each),
         }
 
 
