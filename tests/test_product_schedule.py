@@ -1,4 +1,4 @@
-"""The order in which both languages compute the tiles of a product."""
+"""The order in which both languages compute the tiles of a product, and parts of their K."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted.library import ROOT
 
-from diglot.triton_ops.lib.products.schedule import tile_of
+from diglot.triton_ops.launch.product_splits import COUNTERS, MOST_BYTES, TileWork
+from diglot.triton_ops.lib.products.schedule import part_of, tile_of
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +77,67 @@ def test_grouped_tiles_share_loads(library):
         assert loads(order(3)[:9], 9, 9) == 54
     row_by_row = [(index // 9, index % 9) for index in range(9)]
     assert loads(row_by_row, 9, 9) == 90
+
+
+def parts_in_cuda(library, rows, columns, steps, parts):
+    out = torch.empty(rows * columns * parts, 4, dtype=torch.int64)
+    library.parts_of_tiles(rows, columns, steps, parts, ctypes.c_void_p(out.data_ptr()))
+    return out.tolist()
+
+
+@triton.jit
+def write_parts(out, steps, parts, count, BLOCK: tl.constexpr):
+    index = tl.arange(0, BLOCK)
+    number, part, first, end = part_of(index, steps, parts)
+    place = out + index * 4
+    tl.store(place, number, index < count)
+    tl.store(place + 1, part, index < count)
+    tl.store(place + 2, first, index < count)
+    tl.store(place + 3, end, index < count)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 70), st.integers(1, 20))
+def test_every_step_of_every_tile_once(library, rows, columns, steps, parts):
+    parts = min(parts, steps)
+    found = parts_in_cuda(library, rows, columns, steps, parts)
+    assert [row[:2] for row in found] == [[t, p] for t in range(rows * columns) for p in range(parts)]
+    taken = [(tile, step) for tile, _, first, end in found for step in range(first, end)]
+    assert taken == [(tile, step) for tile in range(rows * columns) for step in range(steps)]
+    lengths = {end - first for *_, first, end in found}
+    assert min(lengths) > 0 and max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 3, 7, 3), (1, 4, 128, 5), (3, 1, 16, 16)])
+def test_both_languages_have_the_same_parts(library, sizes):
+    rows, columns, steps, parts = sizes
+    count = rows * columns * parts
+    out = torch.empty(count, 4, dtype=torch.int64, device=DEVICE)
+    write_parts[(1,)](out, steps, parts, count, triton.next_power_of_2(count))
+    assert out.tolist() == parts_in_cuda(library, *sizes)
+
+
+def chosen_in_cuda(library, work, asked, multiprocessors):
+    arguments = (ctypes.c_int64(work.tiles), work.steps, ctypes.c_double(work.step),
+                 ctypes.c_int64(work.bytes), work.counters, ctypes.c_int64(asked),
+                 ctypes.c_int64(multiprocessors))  # fmt: skip
+    return library.chosen_parts(*arguments)
+
+
+@given(st.integers(1, 2000), st.integers(1, 500), st.floats(1, 300), st.sampled_from([1, 2]),
+       st.integers(0, 20), st.sampled_from([3, 8, 132]))  # fmt: skip
+def test_both_languages_choose_the_same_parts(library, tiles, steps, step, counters, asked, blocks):
+    work = TileWork(tiles, steps, step, 1 << 15, counters)
+    parts = work.parts(asked, blocks)
+    assert parts == chosen_in_cuda(library, work, asked, blocks)
+    assert 1 <= parts <= steps
+    if parts > 1:
+        assert tiles * counters <= COUNTERS and tiles * parts * work.bytes <= MOST_BYTES
+        assert asked or work.time(parts, blocks) < work.time(1, blocks)
+
+
+def test_k_is_split_where_tiles_leave_multiprocessors_without_work():
+    """64 tiles of 128 steps on 132 multiprocessors: two parts each. Enough tiles are not split."""
+    few, many = (TileWork(tiles, 128, 86.0, 128 * 16 * 4) for tiles in (64, 1024))
+    assert few.parts(0, 132) == 2 and many.parts(0, 132) == 1
+    assert few._replace(steps=4).parts(0, 132) == 1  # the sums' way would take longer
+    assert many.parts(7, 132) == 7 and few.parts(200, 132) == 128

@@ -1,5 +1,6 @@
-// The order of tiles, for tests/test_product_schedule.py: three numbers for each tile.
-#include "diglot/products/schedule.cuh"
+// The order of tiles, for tests/test_product_schedule.py: three numbers for each tile. Also parts of
+// K: the tile's number, the part's, its first step and its end; and how many parts a plan has.
+#include "diglot/launch/product_splits.h"
 
 extern "C" __attribute__((visibility("default"))) void tiles(int rows, int columns, int64_t batches,
                                                              int group, int64_t* out) {
@@ -10,4 +11,24 @@ extern "C" __attribute__((visibility("default"))) void tiles(int rows, int colum
     *out++ = tile.column;
     *out++ = tile.batch;
   }
+}
+
+extern "C" __attribute__((visibility("default"))) void parts_of_tiles(int rows, int columns,
+                                                                      int steps, int parts,
+                                                                      int64_t* out) {
+  const diglot::SplitSchedule schedule{{rows, columns, 1, 1}, steps, parts};
+  for (int64_t index = 0; index < schedule.count(); ++index) {
+    const diglot::TilePart part = schedule.part(index);
+    *out++ = part.number;
+    *out++ = part.part;
+    *out++ = part.first;
+    *out++ = part.end;
+  }
+}
+
+extern "C" __attribute__((visibility("default"))) int chosen_parts(int64_t tiles, int steps,
+                                                                   double step, int64_t bytes,
+                                                                   int counters, int64_t asked,
+                                                                   int64_t multiprocessors) {
+  return diglot::parts_of({tiles, steps, step, bytes, counters}, asked, multiprocessors);
 }

@@ -26,3 +26,19 @@ def tile_of(index, rows, columns, group):
     height = tl.minimum(rows - first, group)  # the last group may have fewer rows
     place = within % (group * columns)
     return first + place % height, place // height, batch
+
+
+@triton.jit
+def part_of(index, steps, parts):
+    """What a program computes at a time: a tile's number, a part of its K, and that part's first
+    step and end. Each tile's K is split into `parts`, which follow one another. So they end at
+    about the same time, and their sums are still in L2 when they are added up.
+
+    Args:
+        index: the number of the part, among those of all tiles.
+        steps: along K, at least one for each part.
+    """
+    part = index % parts
+    first = (part.to(tl.int64) * steps // parts).to(tl.int32)
+    end = ((part.to(tl.int64) + 1) * steps // parts).to(tl.int32)
+    return index // parts, part, first, end

@@ -35,4 +35,38 @@ struct TileSchedule {
   }
 };
 
+// What a block computes at a time: a tile, by the steps along K from `first` to `end`.
+struct TilePart {
+  Tile tile;
+  int64_t number;  // of the tile
+  int part, first, end;
+};
+
+// Scratch of products whose K is split begins with counters of arrivals. They are zero before a
+// launch, and again after it. split.cuh explains them.
+constexpr int kSplitCounters = 1024;
+constexpr int64_t kSplitCounterBytes = kSplitCounters * 4;
+
+// Each tile's K is split into `parts`, which follow one another. So they end at about the same
+// time, and their sums are still in L2 when they are added up.
+struct SplitSchedule {
+  TileSchedule tiles;
+  int steps;  // along K, at least one for each part
+  int parts;
+
+  DIGLOT_HOST_DEVICE int64_t count() const { return tiles.count() * parts; }
+
+  // A bijection from [0, count()) to the parts of all tiles.
+  DIGLOT_HOST_DEVICE TilePart part(int64_t index) const {
+    const int64_t number = index / parts;
+    const int part = static_cast<int>(index - number * parts);
+    return {tiles.tile(number), number, part, begin_of(part), begin_of(part + 1)};
+  }
+
+ private:
+  DIGLOT_HOST_DEVICE int begin_of(int part) const {
+    return static_cast<int>(int64_t{steps} * part / parts);
+  }
+};
+
 }  // namespace diglot
