@@ -6,12 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
-from diglot.backends.plans import CALL, Plan, Scratch
+from diglot.backends.plans import CALL, STREAM, Plan, Scratch
 from diglot.triton_ops.launch.descriptors import MOST_SIZE, Descriptor
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.layout import strided_arguments
-from diglot.triton_ops.launch.padded_copy import SMALLEST, Matrix, readable
+from diglot.triton_ops.launch.padded_copy import SMALLEST, Matrix, copied_behind, readable
 from diglot.triton_ops.launch.plan import ACCESS_BYTES, NOTHING, Launch, Operand, Scalar
+from diglot.triton_ops.launch.product_splits import split_of
 from diglot.triton_ops.launch.products import Product, product_of, tiles_of
 from diglot.triton_ops.lib.products.descriptors import multiply_by_descriptors
 from diglot.triton_ops.lib.products.padded_copy import copy_lines
@@ -47,13 +48,13 @@ def matmul_pointers(
 
 @triton.jit
 def matmul_descriptors(
-    a, b, bias, c, m, n, k, row_stride, rows, columns, count,
+    a, b, bias, c, counters, scratch, m, n, k, row_stride, rows, columns, count, parts,
     ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, IS_EXCHANGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     multiply_by_descriptors(
-        a, b, bias, c, (m, n, k), row_stride, (rows, columns, count),
-        ALONG_M, ALONG_N, HAS_DESCRIPTOR, GROUP, BLOCK,
+        a, b, bias, c, counters, scratch, (m, n, k), row_stride, (rows, columns, count), parts,
+        ALONG_M, ALONG_N, HAS_DESCRIPTOR, GROUP, IS_EXCHANGED, BLOCK,
     )  # fmt: skip
 
 
@@ -162,36 +163,50 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     matrices = readable(product, a, b)
     if matrices is None:
         return None
-    copied = {name: x for name, x in zip("AB", matrices, strict=True) if x.part is not None}
     layout = ("T" if along_m else "N") + ("T" if along_k else "N")
     device.choose(layout, (m, n, k, 1), product.a)
     has_descriptor = Descriptor.fits(c, SMALLEST)
-    # Addresses of C's elements take the registers that a wide tile's sums would.
-    wide = tiles_of(product.sizes, (128, 256, 64), 1)[-1] if has_descriptor else 0
-    tile = device.tuned("products.triton.persistent", wide)
+    is_exchanged = m <= device.tuned("products.triton.swap")
+    if is_exchanged:
+        tile = device.tuned("products.triton.few_rows", m)
+    else:
+        # Addresses of C's elements take the registers that a wide tile's sums would.
+        wide = tiles_of(product.sizes, (128, 256, 64), 1)[-1] if has_descriptor else 0
+        tile = device.tuned("products.triton.persistent", wide)
     block = tile["rows"], tile["columns"], tile["depth"]
     block_a = (block[2], block[0]) if along_m else (block[0], block[2])
     block_b = (block[1], block[2]) if along_k else (block[2], block[1])
     block_c = block[0], block[1] // 2
     tiles = tiles_of(product.sizes, block, 1)
+    parts, counters, sums = split_of(device, product.sizes, block, tiles[-1])
+    matrices = copied_behind(sums, *matrices)
     group = device.tuned("products.both.group")
     launch = Launch(
         matmul_descriptors,
-        (device.programs(tiles[-1], 1),),
+        (device.programs(tiles[-1] * parts, 1),),
         (
             matrices[0].descriptor(block_a),
             matrices[1].descriptor(block_b),
             product.bias,
             Descriptor(c, block_c) if has_descriptor else product.c,
+            counters,
+            sums,
         ),
-        (*product.sizes, product.strides[2][0], *tiles),
-        (along_m, not along_k, has_descriptor, group, block),
+        (*product.sizes, product.strides[2][0], *tiles, parts),
+        (along_m, not along_k, has_descriptor, group, is_exchanged, block),
         tile["warps"],
         num_stages=tile["stages"],
     )
     name = f"descriptors, tiles of {block[0]}x{block[1]}"
-    if not copied:
-        return Plan(name, (launch,), None)
-    name += f", {'copies' if len(copied) == 2 else 'copy'} of {' and '.join(copied)}"
-    end = max(x.part.end for x in copied.values() if x.part is not None)
-    return Plan(name, (*map(_copy, copied.values()), launch), Scratch(end, 0, CALL))
+    name += ", exchanged" if is_exchanged else ""
+    name += f", K in {parts} parts" if parts > 1 else ""
+    copied = {letter: x for letter, x in zip("AB", matrices, strict=True) if x.part is not None}
+    if copied:
+        name += f", {'copies' if len(copied) == 2 else 'copy'} of {' and '.join(copied)}"
+    scratch = [part for part in (sums, *(x.part for x in matrices)) if part is not None]
+    zeroed, lifetime = (0, CALL) if counters is None else (counters.end, STREAM)
+    return Plan(
+        name,
+        (*map(_copy, copied.values()), launch),
+        Scratch(max(part.end for part in scratch), zeroed, lifetime) if scratch else None,
+    )

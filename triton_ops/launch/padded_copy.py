@@ -63,16 +63,20 @@ def readable(product: Product, a: Operand, b: Operand) -> tuple[Matrix, Matrix] 
     """A and B, as matrices, with copies of those that a descriptor does not take; None where the
     copies do not pay.
     """
-    matrices, last = [], None
-    for operand in (a, b):
-        matrix = Matrix(operand)
-        if not Descriptor.fits(operand, SMALLEST):
-            matrix = matrix.copied(last)
-            last = matrix.part
-        matrices.append(matrix)
-    if last is not None and not _is_worth(product, last.end):
+    matrices = [Matrix(operand) for operand in (a, b)]
+    matrices = [m if Descriptor.fits(m.source, SMALLEST) else m.copied(None) for m in matrices]
+    bytes = sum(m.part.end for m in matrices if m.part is not None)
+    if bytes and not _is_worth(product, bytes):
         return None
-    return matrices[0], matrices[1]
+    return copied_behind(None, matrices[0], matrices[1])
+
+
+def copied_behind(before: Part | None, a: Matrix, b: Matrix) -> tuple[Matrix, Matrix]:
+    """A and B, with their copies one behind the other, behind another part of scratch."""
+    if a.part is not None:
+        a = a.copied(before)
+        before = a.part
+    return a, b if b.part is None else b.copied(before)
 
 
 def _is_worth(product: Product, bytes: int) -> bool:

@@ -4,7 +4,13 @@ csrc/include/diglot/launch/product_splits.h.
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
+
+import torch
+
+# Relative, because mypy finds this folder under its name in the tree.
+from .plan import Device, Part
 
 COUNTERS = 1024  # at the start of scratch, of arrivals: zero before a launch, and again after it
 
@@ -14,13 +20,13 @@ MEETING = 512  # arrivals, until the last has read what others left
 SPEED = 128  # bytes of sums that an SM writes or reads in a unit of time
 MOST_PARTS = 16  # that the model considers
 MOST_BYTES = 64 << 20  # scratch that a stream keeps
+# The unit of time is what a step of 64 along K takes for a column of 128 rows, at full speed: 3 ns
+# of an H200. A tile's rows and columns take this time each to be loaded.
+LOAD = 0.6
 
 
 class TileWork(NamedTuple):
     """Tiles of C, and what one takes.
-
-    The unit of time is what a step of 64 along K takes for a column of 128 rows, at full speed: 3
-    ns of an H200.
 
     Attributes:
         tiles: how many.
@@ -68,3 +74,23 @@ class TileWork(NamedTuple):
             if self.time(parts, multiprocessors) < self.time(best, multiprocessors):
                 best = parts
         return best
+
+
+def split_of(
+    device: Device, sizes: tuple[int, int, int], block: tuple[int, int, int], tiles: int
+) -> tuple[int, Part | None, Part | None]:
+    """Parts of K, and scratch: counters and sums, which are None for one part.
+
+    Args:
+        sizes: M, N, K.
+        block: rows, columns and depth of a tile.
+        tiles: how many.
+    """
+    rows, columns, depth = block
+    step = max(rows * columns / 128, LOAD * (rows + columns)) * depth / 64
+    work = TileWork(tiles, -(-sizes[2] // depth), step, 4 * rows * columns)
+    parts = work.parts(device.tuned("products.triton.split"), device.programs(sys.maxsize, 1))
+    if parts == 1:
+        return 1, None, None
+    counters = Part(torch.int32, COUNTERS)
+    return parts, counters, Part(torch.float32, tiles * parts * rows * columns).after(counters)

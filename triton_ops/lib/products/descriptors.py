@@ -3,6 +3,10 @@ csrc/include/diglot/products/tensor_cores.cuh.
 
 A program computes tiles of C, one after the other. The compiler makes one loop of all their steps,
 so that the next tile's operands are on their way while a tile is stored.
+
+Products of few rows exchange their operands: a tile of C's transpose is B^T A^T. Columns of C then
+fill the 64 rows of a tensor core's product, and few rows of C make a narrow tile. Products of few
+tiles split K (split.py).
 """
 
 import triton
@@ -10,15 +14,16 @@ import triton.language as tl
 
 from diglot.triton_ops.lib.mma.dot import dot
 from diglot.triton_ops.lib.products.epilogue import finish, half_of, store_tile
-from diglot.triton_ops.lib.products.schedule import tile_of
+from diglot.triton_ops.lib.products.schedule import part_of, tile_of
+from diglot.triton_ops.lib.products.split import add_parts, leave_part
 from diglot.triton_ops.lib.types import convert
 
 
 @triton.jit
 def multiply_by_descriptors(
-    a, b, bias, c, sizes, row_stride, tiles,
+    a, b, bias, c, counters, scratch, sizes, row_stride, tiles, parts,
     ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, IS_EXCHANGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """C = A B + bias.
 
@@ -27,8 +32,11 @@ def multiply_by_descriptors(
             B, or its transpose where not ALONG_N.
         bias: a pointer to contiguous elements, or None.
         c: a descriptor; without HAS_DESCRIPTOR a pointer to rows that begin every `row_stride`.
+        counters, scratch: of `leave_part`; None where K is not split.
         sizes: M, N, K.
         tiles: rows and columns of tiles, and how many there are in all.
+        parts: of each tile's K.
+        IS_EXCHANGED: whether products are those of the transposes.
         BLOCK: rows, columns and depth of a tile. C is stored in two halves of the columns, which
             leaves shared memory for another stage.
     """
@@ -37,20 +45,46 @@ def multiply_by_descriptors(
     BM: tl.constexpr = BLOCK[0]
     BN: tl.constexpr = BLOCK[1]
     BK: tl.constexpr = BLOCK[2]
+    IS_SPLIT: tl.constexpr = scratch is not None
     for index in tl.range(
-        tl.program_id(0), tl.cast(tiles[2], tl.int32), tl.num_programs(0), flatten=True
-    ):
-        tile_row, tile_column, _ = tile_of(index, rows, columns, GROUP)
+        tl.program_id(0), tl.cast(tiles[2] * parts, tl.int32), tl.num_programs(0),
+        flatten=not IS_SPLIT,
+    ):  # fmt: skip
+        if IS_SPLIT:
+            number, part, first, end = part_of(index, tl.cdiv(k, BK), tl.cast(parts, tl.int32))
+            begin, until = first * BK, end * BK
+        else:
+            number, begin, until = index, 0, k
+        tile_row, tile_column, _ = tile_of(number, rows, columns, GROUP)
         row, column = tile_row * BM, tile_column * BN
-        sums = tl.zeros((BM, BN), tl.float32)
-        for start in range(0, k, BK):
+        sums = tl.zeros((BN, BM) if IS_EXCHANGED else (BM, BN), tl.float32)
+        for start in range(begin, until, BK):
             tile_a = a.load([start, row]).T if ALONG_M else a.load([row, start])
             tile_b = b.load([start, column]) if ALONG_N else b.load([column, start]).T
-            sums = dot(tile_a, tile_b, sums)
-        for half in tl.static_range(2):
-            first = column + half * (BN // 2)
-            part = finish(half_of(sums, half), first, n, bias, 1)
-            if HAS_DESCRIPTOR:
-                c.store([row, first], convert(part, c.dtype))
+            if IS_EXCHANGED:
+                sums = dot(tile_b.T, tile_a.T, sums)
             else:
-                store_tile(c, part, row, first, m, n, row_stride, 1)
+                sums = dot(tile_a, tile_b, sums)
+        if not IS_SPLIT:
+            _store(c, sums, bias, row, column, m, n, row_stride, HAS_DESCRIPTOR, IS_EXCHANGED)
+        elif leave_part(sums, counters, scratch, number, part, parts):
+            sums = add_parts(sums, scratch, number, parts)
+            _store(c, sums, bias, row, column, m, n, row_stride, HAS_DESCRIPTOR, IS_EXCHANGED)
+
+
+@triton.jit
+def _store(
+    c, sums, bias, row, column, m, n, row_stride,
+    HAS_DESCRIPTOR: tl.constexpr, IS_EXCHANGED: tl.constexpr,
+):  # fmt: skip
+    """Makes a tile of C of its sums, and stores what lies in C."""
+    if IS_EXCHANGED:
+        sums = sums.T
+    HALF: tl.constexpr = sums.shape[1] // 2
+    for half in tl.static_range(2):
+        first = column + half * HALF
+        part = finish(half_of(sums, half), first, n, bias, 1)
+        if HAS_DESCRIPTOR:
+            c.store([row, first], convert(part, c.dtype))
+        else:
+            store_tile(c, part, row, first, m, n, row_stride, 1)
