@@ -10,10 +10,10 @@ from planted.library import ROOT
 
 HEADERS = [
     ROOT / "csrc/include/diglot/products" / name
-    for name in ("tensor_cores.cuh", "epilogue.cuh", "tma_store.cuh")
+    for name in ("tensor_cores.cuh", "epilogue.cuh", "tma_store.cuh", "split.cuh", "schedule.cuh")
 ]
 KERNELS = ROOT / "tests/planted/tensor_cores.cu"
-M, N, K = 136, 136, 616
+WHOLE, SPLIT = (136, 136, 616), (40, 136, 1160)  # M, N, K
 SEEDS = range(4)
 pytestmark = [
     *NEEDS_CUDA,
@@ -24,7 +24,7 @@ pytestmark = [
 
 FAULTS = {
     "none": NO_FAULT,
-    "K's tail": Fault("step < product.steps", "step + 1 < product.steps"),
+    "K's tail": Fault("step < part.end", "step + 1 < part.end"),
     "phase": Fault("full[ring.stage].wait(ring.parity);", "full[ring.stage].wait(0);"),
     "no wait for the stage": Fault("full[ring.stage].wait(ring.parity);", ""),
     "no wait for its release": Fault("empty[ring.stage].wait(ring.parity ^ 1);", ""),
@@ -44,21 +44,38 @@ FAULTS = {
     "the other consumer's rows": Fault("consumer * Shape::kConsumerRows", "0"),
     "registers": Fault("take_registers<232>", "take_registers<240>"),
 }
+# Of exchanged operands, whose K is split.
+SPLIT_FAULTS = {
+    "none, split": NO_FAULT,
+    "a part of K": Fault("for (int part = 0; part", "for (int part = 1; part"),
+    "a part of K, twice": Fault("+= loaded[j]", "+= loaded[j] * (part == 1 ? 2 : 1)"),
+    "K's tail of a part": Fault("begin_of(part + 1)}", "begin_of(part + 1) - (part == 1)}"),
+    "no counter is reset": Fault("if (is_last[consumer]) *counter = 0;", ""),
+    "arrival before all sums": Fault(
+        "named_barrier_sync(barrier, kWarpgroupThreads);  // the arrival", "// the arrival"
+    ),
+    "one counter for two consumers": Fault(
+        "number * kConsumers + consumer;\n  // N", "number;\n  // N"
+    ),
+    "C is not transposed": Fault("? row : along", "? along : row"),
+}
 
 
 def integers(*shape: int) -> torch.Tensor:
     return torch.randint(-1, 2, shape).bfloat16()
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", FAULTS | SPLIT_FAULTS)
 def test_a_fault_is_found(name, tmp_path):
-    run = plant(FAULTS[name], HEADERS, KERNELS, tmp_path)
-    a, b = integers(M, K), integers(K, N)
+    fault = (FAULTS | SPLIT_FAULTS)[name]
+    run = plant(fault, HEADERS, KERNELS, tmp_path)
+    m, n, k = WHOLE if name in FAULTS else SPLIT
+    a, b = integers(m, k), integers(k, n)
     expected = (a.double() @ b.double()).bfloat16()
     values = torch.cat([a.flatten(), b.flatten()]).view(torch.float32)
     found = []
     for seed in SEEDS:
-        message, out = run(f"{M}x{N}x{K}", values=values, blocks=M * N // 2, seed=seed, seconds=60)
-        product = out.view(torch.bfloat16).view(M, N)
+        message, out = run(f"{m}x{n}x{k}", values=values, blocks=m * n // 2, seed=seed, seconds=60)
+        product = out.view(torch.bfloat16).view(m, n)
         found.append(message or ("" if torch.equal(product, expected) else "another product"))
-    assert any(found) != (name == "none"), found
+    assert any(found) != (fault == NO_FAULT), found

@@ -2,58 +2,80 @@
 // includes some faults. `in` holds bfloat16: A of kM x kK by rows, and then B of kK x kN by rows.
 #include "diglot/products/tensor_cores.cuh"
 
+#include <algorithm>
+#include <vector>
+
 #include "runner.h"
 
 namespace planted {
 
 using namespace diglot;
 
-using Shape = WgmmaShape<bfloat16, 64>;
-
+template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     multiply(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
              const __grid_constant__ TensorMap map_c,
-             const __grid_constant__ Epilogue<bfloat16> epilogue,
+             const __grid_constant__ Epilogue<bfloat16> epilogue, char* scratch,
              const __grid_constant__ WgmmaProduct product) {
-  multiply_by_wgmma<bfloat16, Shape>(a, b, map_c, epilogue, product);
+  multiply_by_wgmma<bfloat16, Shape>(a, b, map_c, epilogue, scratch, product);
 }
 
-TensorMap map_of(const void* matrix, int rows, int columns, uint32_t box_columns, uint32_t box_rows,
+TensorMap map_of(const void* matrix, int rows, int columns, int box_columns, int box_rows,
                  Swizzle swizzle) {
   const auto width = static_cast<uint64_t>(columns), bytes = width * sizeof(bfloat16);
   return tensor_map({TensorType::kBfloat16,
                      matrix,
                      {width, static_cast<uint64_t>(rows), 1, 1},
                      {bytes, bytes, bytes},
-                     {box_columns, box_rows, 1, 1},
+                     {static_cast<uint32_t>(box_columns), static_cast<uint32_t>(box_rows), 1, 1},
                      {},
                      swizzle});
 }
 
-template <int kM, int kN, int kK, unsigned kBlocks>
+// Twice, with the same scratch: what the first launch leaves there is what the second finds.
+template <typename Shape, int kM, int kN, int kK, int kParts, unsigned kBlocks>
 constexpr Start start_product = [](const Launch&, const float* in, float* out) {
+  constexpr bool kIsExchanged = Shape::kIsExchanged;
+  constexpr int kRows = kIsExchanged ? kN : kM, kColumns = kIsExchanged ? kM : kN;  // of tiles
   const Epilogue<bfloat16> epilogue{kM, kN, nullptr, 0, reinterpret_cast<bfloat16*>(out), {kN, 1}};
-  const WgmmaProduct product{
-      (kK + Shape::kDepth - 1) / Shape::kDepth,
-      Major::kK,
-      Major::kMn,
-      {(kM + Shape::kRows - 1) / Shape::kRows, (kN + Shape::kColumns - 1) / Shape::kColumns, 1, 2},
-      1,
-      {},
-      {},
-      {},
-      true,
-      {}};
+  const TileSchedule tiles{(kRows + Shape::kRows - 1) / Shape::kRows,
+                           (kColumns + Shape::kColumns - 1) / Shape::kColumns, 1, 2};
+  const WgmmaProduct product{kIsExchanged ? Major::kMn : Major::kK,
+                             kIsExchanged ? Major::kK : Major::kMn,
+                             {tiles, (kK + Shape::kDepth - 1) / Shape::kDepth, kParts},
+                             1,
+                             {},
+                             {},
+                             {},
+                             true,
+                             {}};
+  const TensorMap a =
+      map_of(in, kM, kK, 64, kIsExchanged ? Shape::kColumns : Shape::kRows, Swizzle::k128);
+  const TensorMap b = map_of(in + kM * kK / 2, kK, kN, 64, Shape::kDepth, Swizzle::k128);
+  std::vector<float> scratch(kSplitCounters +
+                             product.schedule.count() * Shape::kRows * Shape::kColumns);
+  const auto range = [](const void* begin, int64_t bytes) {
+    return interpreter::Range{static_cast<const char*>(begin),
+                              static_cast<const char*>(begin) + bytes};
+  };
+  const interpreter::Arguments scope(
+      {range(in, 2 * kK * (kM + kN)), range(out, 2 * kM * kN),
+       range(scratch.data(), 4 * static_cast<int64_t>(scratch.size()))});
   Launch how{kBlocks, Shape::kThreads};
-  how.shared_bytes = sizeof(Shape::Shared);
-  launch<multiply>(how, nullptr, map_of(in, kM, kK, 64, Shape::kRows, Swizzle::k128),
-                   map_of(in + kM * kK / 2, kK, kN, 64, Shape::kDepth, Swizzle::k128),
-                   map_of(out, kM, kN, Shape::kPanel, Shape::kConsumerRows, Swizzle::k64), epilogue,
-                   product);
+  how.shared_bytes = sizeof(typename Shape::Shared);
+  for (int launches = 0; launches < 2; ++launches) {
+    std::fill_n(out, kM * kN / 2, -1.0f);
+    launch<multiply<Shape>>(
+        how, nullptr, kIsExchanged ? b : a, kIsExchanged ? a : b,
+        map_of(out, kM, kN, Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle), epilogue,
+        reinterpret_cast<char*>(scratch.data()), product);
+  }
 };
 
 const std::vector<Entry> kernels = {
-    {"136x136x616", start_product<136, 136, 616, 2>},  // tiles beyond edges, more steps than stages
+    // Tiles beyond edges, more steps than stages.
+    {"136x136x616", start_product<WgmmaShape<bfloat16, 64>, 136, 136, 616, 1, 2>},
+    {"40x136x1160", start_product<WgmmaShape<bfloat16, 32, true>, 40, 136, 1160, 3, 5>},
 };
 
 }  // namespace planted

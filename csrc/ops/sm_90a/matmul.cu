@@ -2,25 +2,32 @@
 // ../matmul.cu has the launcher.
 //
 // Architectures: 9.0a
+#include <algorithm>
 #include <limits>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "diglot/launch/dispatch.h"
 #include "diglot/launch/kept_text.h"
 #include "diglot/launch/padded_copy.h"
+#include "diglot/launch/product_splits.h"
 #include "diglot/launch/products.h"
 #include "diglot/products/tensor_cores.cuh"
 
 namespace diglot {
 
-template <typename T, int kColumns>
-__global__ void __launch_bounds__(WgmmaShape<T, kColumns>::kThreads, 1)
+template <typename T, int kColumns, bool kIsExchanged>
+__global__ void __launch_bounds__(WgmmaShape<T, kColumns, kIsExchanged>::kThreads, 1)
     matmul_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                  const __grid_constant__ TensorMap map_c,
-                 const __grid_constant__ Epilogue<T> epilogue,
+                 const __grid_constant__ Epilogue<T> epilogue, char* scratch,
                  const __grid_constant__ WgmmaProduct product) {
-  multiply_by_wgmma<T, WgmmaShape<T, kColumns>>(a, b, map_c, epilogue, product);
+  multiply_by_wgmma<T, WgmmaShape<T, kColumns, kIsExchanged>>(a, b, map_c, epilogue, scratch,
+                                                              product);
 }
+
+inline Numbers order_of(const WgmmaProduct& product) { return {{"parts", product.schedule.parts}}; }
 
 }  // namespace diglot
 
@@ -48,24 +55,73 @@ std::optional<Operands> operands_of(const Device& device, const Product& product
   return operands;
 }
 
-template <typename Shape>
-TileSchedule schedule_of(const Product& product, int group) {
-  return {static_cast<int>((product.m + Shape::kRows - 1) / Shape::kRows),
-          static_cast<int>((product.n + Shape::kColumns - 1) / Shape::kColumns),
-          product.batches.numel, group};
+// A compiled kernel, by the columns of its tiles, and how it is used.
+struct Variant {
+  int columns;
+  bool is_exchanged;
+  int parts;  // of K
+};
+
+constexpr int kRows = 128, kDepth = 64, kConsumers = 2;  // of all tiles
+constexpr int kWidths[] = {64, 128, 192, 224, 256}, kExchangedWidths[] = {16, 32, 64};
+
+std::string name_of(const Variant& variant) {
+  const std::string columns = std::to_string(variant.columns);
+  std::string name = "wgmma, tiles of ";
+  name += variant.is_exchanged ? columns + "x128, exchanged" : "128x" + columns;
+  return variant.parts == 1 ? name : name + ", K in " + std::to_string(variant.parts) + " parts";
 }
 
-template <typename T, int kColumns>
-void plan_wgmma(Planner& planner, const Product& product, const Operands& operands) {
-  using Shape = WgmmaShape<T, kColumns>;
+// Tiles of C, or of its transpose.
+TileSchedule tiles_of(const Product& product, int64_t m, bool is_exchanged, int columns,
+                      int group) {
+  const auto across = is_exchanged ? product.n : m, along = is_exchanged ? m : product.n;
+  return {static_cast<int>(rounded_up_quotient(across, kRows)),
+          static_cast<int>(rounded_up_quotient(along, columns)), product.batches.numel, group};
+}
+
+int64_t bytes_of_sums(int columns) { return int64_t{4} * kRows * columns; }
+
+// The kernel and the parts of K that take the least time.
+Variant best_variant(Planner& planner, const Product& product) {
+  const int64_t m = planned_rows(planner, product.m);
+  const int64_t multiprocessors = std::max(planner.device.multiprocessors(), 1);
+  const int64_t asked = planner.tuned(Tunable::kProductsColumns);
+  const int64_t asked_parts = planner.tuned(Tunable::kProductsSplit);
+  const bool is_exchanged = m <= planner.tuned(Tunable::kProductsSwap);
+  std::vector<int> widths(std::begin(kWidths), std::end(kWidths));
+  if (is_exchanged) widths.assign(std::begin(kExchangedWidths), std::end(kExchangedWidths));
+  const bool is_asked = std::find(widths.begin(), widths.end(), asked) != widths.end();
+  Variant best{};
+  double least = std::numeric_limits<double>::max();
+  for (const int columns : widths) {
+    if (is_asked && columns != asked) continue;
+    const auto speed = static_cast<double>(planner.tuned(Tunable::kProductsSpeed, columns));
+    const TileWork work{tiles_of(product, m, is_exchanged, columns, 1).count(),
+                        static_cast<int>(rounded_up_quotient(product.k, kDepth)),
+                        100 * columns / speed, bytes_of_sums(columns), kConsumers};
+    const int parts = parts_of(work, asked_parts, multiprocessors);
+    const double time = time_of(work, parts, multiprocessors);
+    if (time < least) least = time, best = {columns, is_exchanged, parts};
+  }
+  return best;
+}
+
+template <typename T, int kColumns, bool kIsExchanged>
+void plan_wgmma(Planner& planner, const Product& product, Operands operands, int parts,
+                const Address<char>& scratch) {
+  using Shape = WgmmaShape<T, kColumns, kIsExchanged>;
+  static_assert(Shape::kRows == kRows && Shape::kDepth == kDepth &&
+                Shape::kConsumers == kConsumers);
+  if (kIsExchanged) std::swap(operands.a, operands.b);
   const Layout<3>& batches = product.batches;
   const auto group = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
   const TmaMatrix& c =
       operands.c ? *operands.c : operands.a.matrix;  // not used, but a map all the same
-  WgmmaProduct given{static_cast<int>((product.k + Shape::kDepth - 1) / Shape::kDepth),
-                     operands.a.major,
+  WgmmaProduct given{operands.a.major,
                      operands.b.major,
-                     schedule_of<Shape>(product, group),
+                     {tiles_of(product, product.m, kIsExchanged, kColumns, group),
+                      static_cast<int>(rounded_up_quotient(product.k, kDepth)), parts},
                      batches.rank > 0 ? batches.sizes[0] : 1,
                      operands.a.matrix.steps(),
                      operands.b.matrix.steps(),
@@ -80,38 +136,10 @@ void plan_wgmma(Planner& planner, const Product& product, const Operands& operan
   const int64_t most = planner.device.multiprocessors();
   Launch how{static_cast<unsigned>(std::min(given.schedule.count(), most)), Shape::kThreads};
   how.shared_bytes = sizeof(typename Shape::Shared);
-  planner.add<matmul_wgmma<T, kColumns>>(
+  planner.add<matmul_wgmma<T, kColumns, kIsExchanged>>(
       how, map(operands.a, Shape::kRows), map(operands.b, Shape::kColumns),
-      c.encoded(Shape::kPanel, Shape::kConsumerRows, Swizzle::k64), product.epilogue<T>(), given);
-}
-
-// The compiled widths of tiles, and the variants' names.
-struct Width {
-  int columns;
-  const char* variant;
-};
-constexpr Width kWidths[] = {{64, "wgmma, tiles of 128x64"},
-                             {128, "wgmma, tiles of 128x128"},
-                             {192, "wgmma, tiles of 128x192"},
-                             {224, "wgmma, tiles of 128x224"},
-                             {256, "wgmma, tiles of 128x256"}};
-
-// The width whose tiles take the least time: rounds of tiles, times a tile's width by its speed.
-Width best_width(Planner& planner, const Product& product) {
-  const int64_t rows = (product.m + 127) / 128 * product.batches.numel;
-  const int64_t multiprocessors = std::max(planner.device.multiprocessors(), 1);
-  Width best = kWidths[0];
-  const int64_t asked = planner.tuned(Tunable::kProductsColumns);
-  double least = std::numeric_limits<double>::max();
-  for (const Width& width : kWidths) {
-    if (width.columns == asked) return width;
-    const int64_t tiles = rows * ((product.n + width.columns - 1) / width.columns);
-    const int64_t rounds = (tiles + multiprocessors - 1) / multiprocessors;
-    const auto speed = static_cast<double>(planner.tuned(Tunable::kProductsSpeed, width.columns));
-    const double time = static_cast<double>(rounds * width.columns) / speed;
-    if (time < least) least = time, best = width;
-  }
-  return best;
+      c.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle), product.epilogue<T>(),
+      scratch, given);
 }
 
 bool plan_on_tensor_cores(Planner& planner, const Product& product) {
@@ -130,17 +158,31 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
   // As BLAS names layouts: whether a row-major reader would call A, and B, transposed.
   planner.choose(std::string(is_a_along_k ? "N" : "T") + (is_b_along_k ? "T" : "N"),
                  {product.m, product.n, product.k, product.batches.numel}, {product.a});
-  const Width width = best_width(planner, product);
+  const Variant variant = best_variant(planner, product);
+  Address<char> sums;
+  if (variant.parts > 1) {
+    const auto tiles = tiles_of(product, product.m, variant.is_exchanged, variant.columns, 1);
+    const int64_t bytes = tiles.count() * variant.parts * bytes_of_sums(variant.columns);
+    sums = planner.need({kSplitCounterBytes + bytes, kSplitCounterBytes, Lifetime::kStream});
+  }
   const char* const copies = plan_padded_copies(planner, operands->a, operands->b);
-  planner.plan.variant = kept_text(std::string(width.variant) + copies);
+  planner.plan.variant = kept_text(name_of(variant) + copies);
   const auto plan = [&](auto type) {
     using T = typename decltype(type)::type;
-    switch (width.columns) {
-      case 64: return plan_wgmma<T, 64>(planner, product, *operands);
-      case 128: return plan_wgmma<T, 128>(planner, product, *operands);
-      case 192: return plan_wgmma<T, 192>(planner, product, *operands);
-      case 224: return plan_wgmma<T, 224>(planner, product, *operands);
-      default: return plan_wgmma<T, 256>(planner, product, *operands);
+    const auto with = [&](auto columns, auto is_exchanged) {
+      plan_wgmma<T, columns, is_exchanged>(planner, product, *operands, variant.parts, sums);
+    };
+    constexpr std::bool_constant<true> kExchanged;
+    constexpr std::bool_constant<false> kAsTheyAre;
+    switch (variant.is_exchanged ? -variant.columns : variant.columns) {
+      case -16: return with(std::integral_constant<int, 16>{}, kExchanged);
+      case -32: return with(std::integral_constant<int, 32>{}, kExchanged);
+      case -64: return with(std::integral_constant<int, 64>{}, kExchanged);
+      case 64: return with(std::integral_constant<int, 64>{}, kAsTheyAre);
+      case 128: return with(std::integral_constant<int, 128>{}, kAsTheyAre);
+      case 192: return with(std::integral_constant<int, 192>{}, kAsTheyAre);
+      case 224: return with(std::integral_constant<int, 224>{}, kAsTheyAre);
+      default: return with(std::integral_constant<int, 256>{}, kAsTheyAre);
     }
   };
   dtype == DType::kBFloat16 ? call_for<bfloat16>(plan) : call_for<float16>(plan);

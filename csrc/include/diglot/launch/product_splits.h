@@ -20,9 +20,9 @@ struct TileWork {
 };
 
 // Estimates: nobody has measured them.
-constexpr double kSplitRound = 512;   // a part's beginning and end, where no others overlap them
+constexpr double kSplitRound = 512;    // a part's beginning and end, where no others overlap them
 constexpr double kSplitMeeting = 512;  // arrivals, until the last has read what others left
-constexpr double kSplitSpeed = 128;   // bytes of sums that an SM writes or reads in a unit of time
+constexpr double kSplitSpeed = 128;    // bytes of sums that an SM writes or reads in a unit of time
 constexpr int kMostParts = 16;         // that the model considers
 constexpr int64_t kMostSplitBytes = 64 << 20;  // scratch that a stream keeps
 

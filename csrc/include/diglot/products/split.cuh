@@ -12,8 +12,8 @@
 
 namespace diglot {
 
-// The last consumer of a part of a tile gets the sums of the whole tile, and true; others get false.
-// Warpgroup `consumer` of kConsumers calls it with its sums, and may use a named barrier.
+// The last consumer of a part of a tile gets the sums of the whole tile, and true; others get
+// false. Warpgroup `consumer` of kConsumers calls it with its sums, and may use a named barrier.
 template <int kConsumers, int kSums>
 DIGLOT_DEVICE bool add_parts(float (&sums)[kSums], char* scratch, const TilePart& work, int parts,
                              int consumer, int barrier) {

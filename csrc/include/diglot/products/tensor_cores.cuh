@@ -7,6 +7,10 @@
 // tiles of a stage, 64 rows each. They leave C's tile in shared memory, and TMA stores it.
 //
 // A and B may each be contiguous along K or along the other side: TMA and wgmma take both.
+//
+// Products of few rows exchange their operands: tiles are those of C's transpose, B^T A^T. Columns
+// of C then fill the 64 rows of wgmma, and few rows of C make a narrow tile. Below, A is then B^T.
+// Products of few tiles split K (split.cuh).
 #pragma once
 
 #include "diglot/mma/matrix.cuh"
@@ -14,7 +18,7 @@
 #include "diglot/mma/warpgroup.cuh"
 #include "diglot/mma/wgmma.cuh"
 #include "diglot/products/epilogue.cuh"
-#include "diglot/products/schedule.cuh"
+#include "diglot/products/split.cuh"
 #include "diglot/products/tma_store.cuh"
 #include "diglot/types.cuh"
 
@@ -28,8 +32,9 @@ constexpr MmaType kMmaType = MmaType::kBfloat16;
 template <>
 inline constexpr MmaType kMmaType<float16> = MmaType::kFloat16;
 
-template <typename T, int kColumns_>
+template <typename T, int kColumns_, bool kIsExchanged_ = false>
 struct WgmmaShape {
+  static constexpr bool kIsExchanged = kIsExchanged_;
   static constexpr int kRows = 128, kColumns = kColumns_, kDepth = 64;
   static constexpr int kConsumers = 2, kConsumerRows = kRows / kConsumers;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
@@ -40,23 +45,27 @@ struct WgmmaShape {
   static constexpr int kBytesA = kRows * kDepth * 2;
   static constexpr int kBytesB = (kColumns + kLine - 1) / kLine * kLine * kDepth * 2;
 
-  // C is stored in parts, so that the ring has more room.
-  static constexpr int kPanel = 32;  // columns of a panel of C, of 64 bytes
-  static constexpr int kPanels = kColumns / kPanel;
+  // C is stored in parts of some panels, so that the ring has more room. Lines of a panel are rows
+  // of C: one panel has all rows of an exchanged tile.
+  static constexpr int kPanel = kIsExchanged ? kConsumerRows : 32;  // columns of C
+  static constexpr int kPanelLines = kIsExchanged ? kColumns : kConsumerRows;
+  static constexpr int kPanelColumns = kIsExchanged ? kColumns : kPanel;  // of the tile
+  static constexpr Swizzle kPanelSwizzle = kIsExchanged ? Swizzle::k128 : Swizzle::k64;
+  static constexpr int kPanels = kColumns / kPanelColumns;
   static constexpr int kPartPanels = kPanels < 4 ? kPanels : 4;
-  static constexpr int kPartBytes = kPartPanels * kPanel * kConsumerRows * 2;
+  static constexpr int kPartBytes = kPartPanels * kPanel * kPanelLines * 2;
 
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr int kMostStages =
       (kSharedBytes - 1024 - kConsumers * kPartBytes) / (kBytesA + kBytesB);
   static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
-  static_assert(kStages >= 3 && kColumns % kPanel == 0);
+  static_assert(kStages >= 3 && kColumns % kPanelColumns == 0 && kColumns % 16 == 0);
 
   template <Major kMajor>
   using TileA = SmemTile<kMmaType<T>, kMajor, Swizzle::k128, kRows, kDepth>;
   template <Major kMajor>
   using TileB = SmemTile<kMmaType<T>, kMajor, Swizzle::k128, kColumns, kDepth>;
-  using PanelC = SmemTile<kMmaType<T>, Major::kK, Swizzle::k64, kConsumerRows, kPanel>;
+  using PanelC = SmemTile<kMmaType<T>, Major::kK, kPanelSwizzle, kPanelLines, kPanel>;
 
   struct Shared {
     char a[kStages][kBytesA];
@@ -71,9 +80,8 @@ struct TmaBatch {
 };
 
 struct WgmmaProduct {
-  int steps;  // along K
   Major major_a, major_b;
-  TileSchedule schedule;
+  SplitSchedule schedule;
   int64_t inner_batches;  // those of the batch's first dimension
   TmaBatch in_a, in_b, in_c;
   // Whether TMA can store C. Otherwise threads do.
@@ -132,10 +140,11 @@ DIGLOT_DEVICE void produce_stages(typename Shape::Shared& shared, Mbarrier* full
       product.major_b == Major::kK ? Shape::kColumns * Shape::kDepth * 2 : Shape::kBytesB;
   Ring<Shape::kStages> ring;
   for (int64_t index = blockIdx.x; index < product.schedule.count(); index += gridDim.x) {
-    const Tile tile = product.schedule.tile(index);
+    const TilePart part = product.schedule.part(index);
+    const Tile tile = part.tile;
     const BatchPlace place = place_in_batch(product, tile.batch);
     const BatchPlace place_a = place * product.in_a, place_b = place * product.in_b;
-    for (int step = 0; step < product.steps; ++step) {
+    for (int step = part.first; step < part.end; ++step) {
       // The phase before a new barrier's first counts as ended: the first round waits for nobody.
       empty[ring.stage].wait(ring.parity ^ 1);
       full[ring.stage].arrive_expect(Shape::kBytesA + bytes_b);
@@ -190,10 +199,10 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kSta
 template <typename T, typename Shape>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kStages>& ring,
                                    typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
-                                   int first_row, const WgmmaProduct& product) {
+                                   int first_row, int steps, const WgmmaProduct& product) {
   const auto multiply = [&](auto major_a, auto major_b) {
     multiply_stages<T, Shape, decltype(major_a)::value, decltype(major_b)::value>(
-        sums, ring, shared, full, empty, first_row, product.steps);
+        sums, ring, shared, full, empty, first_row, steps);
   };
   constexpr std::integral_constant<Major, Major::kK> kAlongK;
   constexpr std::integral_constant<Major, Major::kMn> kAlongMn;
@@ -206,14 +215,15 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kSta
 
 // Calls visit(sum, row, column) for each of a thread's sums that lies in C. The consumer's rows
 // begin at `row`, and the tile's columns at `column`.
-template <int kSums, typename Visit>
+template <bool kIsExchanged, int kSums, typename Visit>
 DIGLOT_DEVICE void for_each_sum(float (&sums)[kSums], int row, int column, int m, int n,
                                 Visit visit) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
   DIGLOT_UNROLL
   for (int i = 0; i < kSums; ++i) {
-    const int line = row + accumulator_row(thread, i);
-    const int at = column + accumulator_column(thread, i);
+    const int across = row + accumulator_row(thread, i);
+    const int along = column + accumulator_column(thread, i);
+    const int line = kIsExchanged ? along : across, at = kIsExchanged ? across : along;
     if (line < m && at < n) visit(sums[i], line, at);
   }
 }
@@ -222,27 +232,33 @@ DIGLOT_DEVICE void for_each_sum(float (&sums)[kSums], int row, int column, int m
 template <typename T, typename Shape>
 DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
                                   const TensorMap& map_c, const Epilogue<T>& epilogue,
-                                  const WgmmaProduct& product) {
+                                  char* scratch, const WgmmaProduct& product) {
   // By a shuffle, so that the compiler knows that a warp has one number, and one descriptor of A.
   const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
   const int consumer = __shfl_sync(0xffffffffu, warpgroup, 0) - 1;
   const int first_row = consumer * Shape::kConsumerRows;
   Ring<Shape::kStages> ring;
   for (int64_t index = blockIdx.x; index < product.schedule.count(); index += gridDim.x) {
+    const TilePart part = product.schedule.part(index);
     float sums[Shape::kSums];
-    multiply_stages<T, Shape>(sums, ring, shared, full, empty, first_row, product);
-    const Tile tile = product.schedule.tile(index);
+    multiply_stages<T, Shape>(sums, ring, shared, full, empty, first_row, part.end - part.first,
+                              product);
+    const int parts = product.schedule.parts, barrier = 1 + consumer;
+    if (parts > 1 && !add_parts<Shape::kConsumers>(sums, scratch, part, parts, consumer, barrier)) {
+      continue;
+    }
+    const Tile tile = part.tile;
     const BatchPlace place = place_in_batch(product, tile.batch);
     const int row = tile.row * Shape::kRows + first_row, column = tile.column * Shape::kColumns;
     const Epilogue<T> here = epilogue.moved(place.inner * product.batch_strides[0] +
                                             place.outer * product.batch_strides[1]);
     const auto for_each = [&](auto visit) {
-      for_each_sum(sums, row, column, static_cast<int>(epilogue.m), static_cast<int>(epilogue.n),
-                   visit);
+      for_each_sum<Shape::kIsExchanged>(sums, row, column, static_cast<int>(epilogue.m),
+                                        static_cast<int>(epilogue.n), visit);
     };
     here.finish(for_each);
     if (product.is_stored_by_tma) {
-      store_by_tma<T, Shape>(sums, shared.c[consumer], map_c, 1 + consumer, row, column,
+      store_by_tma<T, Shape>(sums, shared.c[consumer], map_c, barrier, row, column,
                              place * product.in_c);
     } else {
       here.store(for_each);
@@ -254,7 +270,8 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
 
 template <typename T, typename Shape>
 DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
-                                     const Epilogue<T>& epilogue, const WgmmaProduct& product) {
+                                     const Epilogue<T>& epilogue, char* scratch,
+                                     const WgmmaProduct& product) {
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   __shared__ Mbarrier full[Shape::kStages], empty[Shape::kStages];
@@ -269,7 +286,7 @@ DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, con
     if (threadIdx.x == 0) produce_stages<Shape>(shared, full, empty, a, b, product);
   } else {
     take_registers<232>();
-    consume_stages<T, Shape>(shared, full, empty, map_c, epilogue, product);
+    consume_stages<T, Shape>(shared, full, empty, map_c, epilogue, scratch, product);
   }
 }
 

@@ -17,8 +17,9 @@ DIGLOT_DEVICE uint32_t pack(float first, float second) {
   return word;
 }
 
-// A consumer's rows of C on their way through shared memory: it writes a part, and TMA stores it
-// while the consumer goes on.
+// A consumer's rows of a tile on their way through shared memory: it writes a part, and TMA stores
+// it while the consumer goes on. Rows of an exchanged tile are columns of C, so their elements are
+// transposed on the way.
 template <typename T, typename Shape, typename Batch>
 DIGLOT_DEVICE void store_by_tma(const float (&sums)[Shape::kSums],
                                 char (&panels)[Shape::kPartPanels][Shape::PanelC::kBytes],
@@ -33,20 +34,26 @@ DIGLOT_DEVICE void store_by_tma(const float (&sums)[Shape::kSums],
     DIGLOT_UNROLL
     for (int panel = first; panel < first + Shape::kPartPanels && panel < Shape::kPanels; ++panel) {
       DIGLOT_UNROLL
-      for (int begin = 0; begin < Shape::kPanel; begin += 16) {
-        const float* const from = sums + (panel * Shape::kPanel + begin) / 2;
+      for (int begin = 0; begin < Shape::kPanelColumns; begin += 16) {
+        const float* const from = sums + (panel * Shape::kPanelColumns + begin) / 2;
         const uint32_t words[4] = {pack<T>(from[0], from[1]), pack<T>(from[2], from[3]),
                                    pack<T>(from[4], from[5]), pack<T>(from[6], from[7])};
-        const int tile_row = thread / 32 * 16 + lane % 16, tile_column = begin + lane / 16 * 8;
-        store_matrices(words, panels[panel - first] + Shape::PanelC::offset(tile_row, tile_column));
+        const int rows = thread / 32 * 16, columns = begin + lane / 16 * 8;
+        const uint32_t place =
+            Shape::kIsExchanged
+                ? Shape::PanelC::offset(columns + lane % 8, rows + lane % 16 / 8 * 8)
+                : Shape::PanelC::offset(rows + lane % 16, columns);
+        store_matrices<Shape::kIsExchanged>(words, panels[panel - first] + place);
       }
     }
     fence_async_proxy();  // each thread's writes, before TMA reads them
     named_barrier_sync(barrier, kWarpgroupThreads);
     if (thread != 0) continue;
     for (int panel = first; panel < first + Shape::kPartPanels && panel < Shape::kPanels; ++panel) {
+      const int along = column + panel * Shape::kPanelColumns;
       tma_store(c, panels[panel - first],
-                {column + panel * Shape::kPanel, row, batch.inner, batch.outer});
+                {Shape::kIsExchanged ? row : along, Shape::kIsExchanged ? along : row, batch.inner,
+                 batch.outer});
     }
     commit_bulk_group();
   }
