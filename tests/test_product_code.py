@@ -16,7 +16,7 @@ from planted.library import ROOT, find_nvcc
 
 from diglot.tools.machine_code import dump
 
-COLUMNS = (64, 128, 192, 224, 256)
+COLUMNS = (16, 32, 64, 64, 128, 192, 224, 256)  # three of exchanged operands, and five
 NAMES = ("UTMALDG.4D", "UTMASTG.4D", "STSM", "USETMAXREG")
 
 
@@ -41,14 +41,16 @@ def compiled(source: str, kernels: int, folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_cuda(tmp_path):
-    """Each width has a main loop for each layout, of four products a step."""
-    functions = compiled("sm_90a/matmul.cu", len(COLUMNS), tmp_path)
+    """Each kernel has a main loop for each layout, of four products a step."""
+    functions, found = compiled("sm_90a/matmul.cu", len(COLUMNS), tmp_path), []
     for code in functions:
         (columns,) = {int(n) for n in re.findall(r"HGMMA\.64x(\d+)x16\.F32\.BF16", code)}
-        assert columns in COLUMNS and len(re.findall(r"\bHGMMA\.", code)) == 4 * 4
+        found.append(columns)
+        assert len(re.findall(r"\bHGMMA\.", code)) == 4 * 4
         for name in NAMES:
             assert name in code, (columns, name)
         assert not re.search(r"\b(LDL|STL)\b", code), columns
+    assert sorted(found) == list(COLUMNS)
 
 
 @pytest.mark.slow
@@ -92,6 +94,15 @@ EXPECTED = {
     (4096, 4096, 4096, "NN", BF16, False): ["descriptors, tiles of 128x256", True, True, 0, [WIDE]],
     (4096, 4096, 4096, "TN", BF16, False): ["descriptors, tiles of 128x256", True, True, 0, [WIDE]],
     (4096, 4096, 4096, "TT", BF16, False): ["descriptors, tiles of 128x256", True, True, 0, [WIDE]],
+    (16, 8192, 8192, "NT", BF16, True): [
+        "descriptors, tiles of 16x128, exchanged, K in 2 parts", True, True, 0,
+        ["HGMMA.64x16x16.F32.BF16"]],
+    (64, 8192, 8192, "NN", BF16, False): [
+        "descriptors, tiles of 64x128, exchanged, K in 2 parts", True, True, 0,
+        ["HGMMA.64x64x16.F32.BF16"]],
+    (128, 8192, 8192, "TT", BF16, False): [
+        "descriptors, tiles of 128x128, K in 2 parts", True, True, 0,
+        ["HGMMA.64x128x16.F32.BF16"]],
     (4096, 4095, 4096, "NT", BF16, True): [
         "descriptors, tiles of 128x128", True, False, 0, ["HGMMA.64x128x16.F32.BF16"]],
     (4096, 4096, 4095, "NN", BF16, False): [

@@ -1,5 +1,5 @@
-// The order of tiles, for tests/test_product_schedule.py: three numbers for each tile. Also parts of
-// K: the tile's number, the part's, its first step and its end; and how many parts a plan has.
+// The order of tiles, for tests/test_product_schedule.py: three numbers for each tile. Also parts
+// of K: the numbers of the tile and the part, its first step and end; and how many are chosen.
 #include "diglot/launch/product_splits.h"
 
 extern "C" __attribute__((visibility("default"))) void tiles(int rows, int columns, int64_t batches,

@@ -1,4 +1,4 @@
-"""Products whose K is split: several programs each sum a part of the steps along K of one tile of C.
+"""Products whose K is split: several programs each sum a part of the steps along K of one tile.
 Twin of csrc/include/diglot/products/split.cuh.
 
 Each leaves its sums in scratch and counts its arrival. The last to arrive adds up all parts in the

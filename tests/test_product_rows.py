@@ -1,0 +1,151 @@
+"""Products of few rows: operands that are exchanged, K that is split, and the choice of both."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from backends import DEVICE, KERNELS, needs_cuda
+from product_cases import LAYOUTS, assert_product, integers, laid_out, normal, operands, surrounded
+
+import diglot
+from diglot.backends.plans import STREAM, Device, Scratch, plan_runs
+from diglot.reference.matmul import matmul_oracle
+
+HALVES = [torch.bfloat16, torch.float16]
+SWAP, SPLIT, COLUMNS = "products.{}.swap", "products.{}.split", "products.cuda.columns"
+NAMES = {"cuda": "wgmma", "triton": "descriptors"}
+
+
+def variant() -> str:
+    last = diglot.last_run()
+    assert last is not None
+    return last.variant
+
+
+def planned(backend, m, n, k):
+    """The plan on an H200 of a product whose operands nobody reads."""
+    a, b = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
+    with plan_runs(Device(90, 132, 228 << 10, True)) as runs:
+        diglot.matmul(a, b, backend=backend)
+    return runs[0].plan
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("rows", [16, 32, 64])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_widths_of_exchanged_tiles(backend, rows, dtype):
+    """Each width in each layout. Rows and columns at edges of tiles, and C that has odd rows."""
+    for layout, m, n in zip(
+        LAYOUTS, (rows, rows - 7, rows - 8, rows), (136, 131, 8, 128), strict=True
+    ):
+        n = n if layout[1] == "T" else -(-n // 8) * 8
+        a, b = operands(m, n, 136, layout, dtype)
+        bias = normal(n, dtype=dtype)
+        with diglot.use_plans({COLUMNS: rows}):
+            assert_product(diglot.matmul(a, b, backend=backend), a, b)
+            assert variant() == f"{NAMES[backend]}, tiles of {rows}x128, exchanged"
+            assert_product(diglot.linear(a, b.mT, bias, backend=backend), a, b, bias)
+            assert variant().endswith("exchanged")
+
+
+@pytest.mark.parametrize(("swap", "parts"), [(256, 2), (256, 7), (0, 3)])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_parts_of_k(backend, swap, parts):
+    """Every step of K counts once, and the bias once, where the last part has a tail too."""
+    numbers = {SWAP.format(backend): swap, SPLIT.format(backend): parts}
+    for sizes in [(40, 136, 904), (130, 8, 1032)] if swap else [(20, 72, 456)]:
+        a, b = operands(*sizes, "NT", torch.bfloat16, integers)
+        bias = integers(sizes[1], dtype=torch.bfloat16)
+        with diglot.use_plans(numbers):
+            product = diglot.matmul(a, b, backend=backend)
+            assert variant().endswith(f", K in {parts} parts")
+            assert ("exchanged" in variant()) == (swap > 0)
+            sum_ = diglot.linear(a, b.mT, bias, backend=backend)
+        assert torch.equal(product, matmul_oracle(a, b).bfloat16())
+        assert torch.equal(sum_, (matmul_oracle(a, b) + bias.double()).bfloat16())
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_parts_of_batches(backend):
+    """Rows of a batch are rows of one matrix. CUDA C++ also splits K of several matrices."""
+    with diglot.use_plans({SPLIT.format(backend): 3}):
+        a, b = normal(2, 3, 5, 200, dtype=torch.bfloat16), normal(200, 24, dtype=torch.bfloat16)
+        assert_product(diglot.matmul(a, b, backend=backend), a, b)
+        assert variant().endswith(", exchanged, K in 3 parts" if backend == "cuda" else "2 parts")
+        b = normal(3, 200, 24, dtype=torch.bfloat16)
+        assert_product(diglot.matmul(a, b, backend=backend), a, b)
+        assert ("K in 3 parts" in variant()) == (backend == "cuda")
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_no_more_parts_than_steps(backend):
+    a, b = operands(9, 24, 200, "NN", torch.bfloat16)
+    with diglot.use_plans({SPLIT.format(backend): 64}):
+        assert_product(diglot.matmul(a, b, backend=backend), a, b)
+        assert variant().endswith(f"K in {4 if backend == 'cuda' else 2} parts")
+        # Counters have no room for more tiles than they are.
+        plan = planned(backend, 8, 1 << 18, 256)
+    assert "parts" not in plan.variant and plan.scratch is None
+
+
+@needs_cuda
+def test_parts_are_added_in_one_order():
+    """Bits do not depend on which part is the last to arrive, nor on the language's threads."""
+    a, b = operands(33, 40, 640, "NT", torch.bfloat16)
+    with diglot.use_plans({SPLIT.format("cuda"): 5}):
+        first, *others = (diglot.matmul(a, b, backend="cuda") for _ in range(4))
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_special_values_in_parts(backend):
+    a, b = normal(20, 392, dtype=torch.bfloat16), normal(392, 48, dtype=torch.bfloat16)
+    a[3, 5], a[7, 391], b[200, 11] = torch.nan, torch.inf, -torch.inf
+    with diglot.use_plans({SPLIT.format(backend): 3}):
+        result = diglot.matmul(a, b, backend=backend)
+    expected = torch.matmul(a.double(), b.double())
+    for test in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(test(result), test(expected))
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_rows_apart(backend):
+    """Rows of C are not touched beyond C, where a tile has more of them."""
+    a, b = operands(21, 64, 136, "NN", torch.bfloat16)
+    apart = surrounded(a, 2, 8)
+    for given in (apart, laid_out(a[:16], True), a[:1]):
+        assert_product(diglot.matmul(given, b, backend=backend), given, b)
+        assert "exchanged" in variant()
+
+
+@needs_cuda
+@pytest.mark.skipif(DEVICE != "cpu", reason="plans of named devices")
+@pytest.mark.parametrize("backend", KERNELS)
+def test_choice(backend):
+    """Few rows give every multiprocessor work. Products that fill the GPU stay as they are."""
+    for m, rows in [(1, 16), (16, 16), (20, 32), (64, 64), (128, 128)]:
+        plan = planned(backend, m, 8192, 8192)
+        exchanged = ", exchanged" if m <= 64 else ""
+        assert plan.variant == f"{NAMES[backend]}, tiles of {rows}x128{exchanged}, K in 2 parts"
+        assert plan.scratch == Scratch(4096 + 2 * 4 * 8192 * rows, 4096, STREAM)
+        (order,) = plan.order
+        assert dict(order.numbers)["parts"] == 2 and order.grid == (128,)
+    large = planned(backend, 4096, 4096, 4096)
+    assert large.variant == f"{NAMES[backend]}, tiles of 128x256" and large.scratch is None
+
+
+@needs_cuda
+@pytest.mark.skipif(DEVICE != "cpu", reason="plans of named devices")
+@pytest.mark.parametrize("backend", KERNELS)
+def test_a_tuner_varies_what_products_have(backend):
+    """Each tunable that decides has plans of other numbers among the candidates."""
+    from diglot.backends.tuning import candidate_plans
+
+    a, b = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((64, 8192), (8192, 8192)))
+    with plan_runs(Device(90, 132, 228 << 10, True)):
+        found = candidate_plans(backend, "matmul", "matmul_forward", a, b, a)
+    varied = {name for candidate in found for name in candidate.numbers}
+    expected = {SWAP.format(backend), SPLIT.format(backend)}
+    expected |= {COLUMNS} if backend == "cuda" else {"products.triton.few_rows.stages"}
+    assert expected <= varied, varied
+    assert len({candidate.plan.variant for candidate in found}) >= 6
