@@ -88,6 +88,16 @@ def test_no_more_parts_than_steps(backend):
     assert "parts" not in plan.variant and plan.scratch is None
 
 
+@pytest.mark.parametrize("backend", KERNELS)
+def test_parts_of_copies(backend):
+    """Copies of operands lie behind the sums of parts."""
+    a, b = operands(40, 136, 4101, "NT", torch.bfloat16, integers)
+    with diglot.use_plans({SPLIT.format(backend): 3}):
+        result = diglot.matmul(a, b, backend=backend)
+    assert variant().endswith("exchanged, K in 3 parts, copies of A and B")
+    assert torch.equal(result, matmul_oracle(a, b).bfloat16())
+
+
 @needs_cuda
 def test_parts_are_added_in_one_order():
     """Bits do not depend on which part is the last to arrive, nor on the language's threads."""
