@@ -7,26 +7,21 @@ from typing import Any
 import torch
 
 import diglot
+from diglot.bench.elementwise import BIG, benchmark_of, is_big, on_device, small
 from diglot.bench.harness import (
     RECORDED,
     Bar,
-    Benchmark,
     Case,
     Function,
     Tensors,
     graph_bar,
     host_bar,
-    host_cases,
     normal,
     recorded,
-    rows_of,
     speed_over_torch,
 )
 from diglot.reference.add import SPEC
 from diglot.reference.specs import Expected, nbytes
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-BIG, MIDDLE, SMALL = (16384, 16384), (1024, 4096), (4096,)
 
 
 def _inputs(case: Case) -> Tensors:
@@ -51,38 +46,28 @@ def _bytes(case: Case, tensors: Tensors) -> int:
     return sum(map(nbytes, tensors)) + nbytes(result)
 
 
-benchmark = Benchmark(
-    op="add",
-    cases=[
-        *(Case("forward", dtype, shape) for shape in (BIG, MIDDLE) for dtype in DTYPES),
-        *(
-            Case(direction, dtype, BIG)
-            for direction in ("forward, bias", "backward, bias")
-            for dtype in DTYPES
-        ),
-        *(Case("forward", dtype, SMALL, timer="graph") for dtype in DTYPES),
-        *host_cases(SMALL),
+benchmark = benchmark_of(
+    "add",
+    [
+        *on_device(("forward",)),
+        *on_device(("forward, bias", "backward, bias"), ({},), BIG),
+        *small(),
     ],
-    inputs=_inputs,
-    expected=_expected,
-    bytes_moved=_bytes,
-    shape=rows_of,
-    # A bias is of columns.
-    takes=lambda case: len(case.shape) == 2 or "bias" not in case.direction,
-    bars=[
+    [
         Bar(
             "speed over torch",
-            lambda row: (
-                row["timer"] == "device"
-                and row["shape"] == list(BIG)
-                and row["direction"] == "forward"
-            ),
+            lambda row: is_big(row) and row["direction"] == "forward",
             speed_over_torch,
             lambda row: 0.98,
         ),
         graph_bar(),
         host_bar(cuda=(3, 8), triton=(9, 14)),
     ],
+    inputs=_inputs,
+    expected=_expected,
+    bytes_moved=_bytes,
+    # A bias is of columns.
+    takes=lambda case: len(case.shape) == 2 or "bias" not in case.direction,
 )
 
 

@@ -11,29 +11,24 @@ import torch
 import torch.nn.functional as F
 
 import diglot
+from diglot.bench.elementwise import benchmark_of, copy_bar, is_big, on_device, small
 from diglot.bench.harness import (
     RECORDED,
-    Bar,
-    Benchmark,
     Call,
     Case,
     ErrorOf,
     Function,
     Tensors,
     host_bar,
-    host_cases,
     normal,
     recorded,
-    rows_of,
-    share_of_copy,
 )
 from diglot.ops.random_seed import seed_tensor
 from diglot.reference.dropout import SPEC, dropout_oracle
 from diglot.reference.specs import Expected, nbytes
 from diglot.tools.accuracy import measure_error
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-BIG, MIDDLE, SMALL = (16384, 16384), (1024, 4096), (4096,)
+OPTIONS = [{"p": 0.1}]
 SEED = SPEC.constants["seed"]
 
 
@@ -85,37 +80,18 @@ def _error(case: Case, tensors: Tensors, call: Call) -> ErrorOf:
     return ErrorOf.of([measure_error(result, expected)])
 
 
-benchmark = Benchmark(
-    op="dropout",
-    cases=[
-        *(
-            Case(direction, dtype, shape, {"p": 0.1})
-            for shape in (BIG, MIDDLE)
-            for direction in ("forward", "backward")
-            for dtype in DTYPES
-        ),
-        *(Case("forward", dtype, SMALL, {"p": 0.1}, timer="graph") for dtype in DTYPES),
-        *host_cases(SMALL, {"p": 0.1}),
+benchmark = benchmark_of(
+    "dropout",
+    [*on_device(("forward", "backward"), OPTIONS), *small(OPTIONS)],
+    [
+        copy_bar(lambda row: 0.95, lambda row: is_big(row) and row["dtype"] != "float16"),
+        host_bar(cuda=(8, 14), triton=(18, 26)),
     ],
     inputs=_inputs,
     expected=None,
     error=_error,
     bytes_moved=lambda case, tensors: 2 * nbytes(tensors[0]),
-    shape=rows_of,
     operands=lambda case, tensors: _operands(case, tensors),
-    bars=[
-        Bar(
-            "share of the copy ceiling",
-            lambda row: (
-                row["timer"] == "device"
-                and row["shape"] == list(BIG)
-                and row["dtype"] in ("float32", "bfloat16")
-            ),
-            share_of_copy,
-            lambda row: 0.95,
-        ),
-        host_bar(cuda=(8, 14), triton=(18, 26)),
-    ],
 )
 
 

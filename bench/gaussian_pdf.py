@@ -7,46 +7,18 @@ import math
 import torch
 
 import diglot
-from diglot.bench.harness import (
-    RECORDED,
-    Bar,
-    Benchmark,
-    Case,
-    Function,
-    arrays_of,
-    bytes_moved,
-    expected_of,
-    host_cases,
-    recorded,
-    rows_of,
-)
-from diglot.reference.gaussian_pdf import SPEC
+from diglot.bench.elementwise import benchmark_of, on_device, small
+from diglot.bench.harness import RECORDED, Bar, Function
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-BIG, SMALL = (8192, 8192), (4096,)
-OPTIONS = {"terms": 22}
+BIG, OPTIONS = (8192, 8192), [{"terms": 22}]
 # What a copy to or from the host moves in a second over PCIe of the fifth generation. The kernel is
 # to work through an array at twice that, for copies to hide it.
 HOST_COPY_TB_PER_S = 0.05
 
-
-benchmark = Benchmark(
-    op="gaussian_pdf",
-    cases=[
-        *(
-            Case(direction, dtype, BIG, OPTIONS)
-            for direction in ("forward", "backward")
-            for dtype in DTYPES
-        ),
-        Case("forward", torch.float32, SMALL, OPTIONS, timer="graph"),
-        *host_cases(SMALL, OPTIONS),
-    ],
-    inputs=lambda case: recorded(case, arrays_of(case)),
-    expected=expected_of(SPEC),
-    bytes_moved=bytes_moved,
-    shape=rows_of,
-    keywords=lambda case: {"mean": 0.0, "std": 1.0, **case.options},
-    bars=[
+benchmark = benchmark_of(
+    "gaussian_pdf",
+    [*on_device(("forward", "backward"), OPTIONS, BIG), *small(OPTIONS, (torch.float32,))],
+    [
         Bar(
             "TB/s of the input",
             lambda row: row["timer"] == "device" and row["direction"] == "forward",
@@ -54,6 +26,7 @@ benchmark = Benchmark(
             lambda row: 2 * HOST_COPY_TB_PER_S,
         ),
     ],
+    keywords=lambda case: {"mean": 0.0, "std": 1.0, **case.options},
 )
 
 benchmark.ours(

@@ -9,71 +9,22 @@ import torch
 import torch.nn.functional as F
 
 import diglot
-from diglot.bench.harness import (
-    RECORDED,
-    Bar,
-    Benchmark,
-    Case,
-    Function,
-    Tensors,
-    arrays_of,
-    bytes_moved,
-    expected_of,
-    graph_bar,
-    host_bar,
-    host_cases,
-    recorded,
-    rows_of,
-    share_of_copy,
-)
-from diglot.reference.gelu import SPEC
+from diglot.bench.elementwise import benchmark_of, copy_bar, on_device, small
+from diglot.bench.harness import RECORDED, Function, Row, graph_bar, host_bar
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-FORMS = ("tanh", "none")
-BIG, MIDDLE, SMALL = (16384, 16384), (1024, 4096), (4096,)
+FORMS = [{"approximate": form} for form in ("tanh", "none")]
 
 
-def _inputs(case: Case) -> Tensors:
-    return recorded(case, arrays_of(case))
+def _share(row: Row) -> float:
+    if row["direction"] == "backward":
+        return 0.95
+    return 0.97 if row["options"]["approximate"] == "tanh" else 0.93
 
 
-benchmark = Benchmark(
-    op="gelu",
-    cases=[
-        *(
-            Case(direction, dtype, shape, {"approximate": form})
-            for shape in (BIG, MIDDLE)
-            for direction in ("forward", "backward")
-            for dtype in DTYPES
-            for form in FORMS
-        ),
-        *(
-            Case("forward", dtype, SMALL, {"approximate": form}, timer="graph")
-            for dtype in DTYPES
-            for form in FORMS
-        ),
-        *host_cases(SMALL, {"approximate": "none"}),
-    ],
-    inputs=_inputs,
-    expected=expected_of(SPEC),
-    bytes_moved=bytes_moved,
-    shape=rows_of,
-    bars=[
-        Bar(
-            "share of the copy ceiling",
-            lambda row: row["timer"] == "device" and row["shape"] == list(BIG),
-            share_of_copy,
-            lambda row: (
-                0.95
-                if row["direction"] == "backward"
-                else 0.97
-                if row["options"]["approximate"] == "tanh"
-                else 0.93
-            ),
-        ),
-        graph_bar(),
-        host_bar(cuda=(3, 8), triton=(9, 14)),
-    ],
+benchmark = benchmark_of(
+    "gelu",
+    [*on_device(("forward", "backward"), FORMS), *small(FORMS)],
+    [copy_bar(_share), graph_bar(), host_bar(cuda=(3, 8), triton=(9, 14))],
 )
 
 benchmark.ours(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import diglot
 from diglot import graphs
 from diglot.bench.harness import DEVICE, Row
-from diglot.bench.reports import write_report
+from diglot.bench.reports import judged, write_report
 from diglot.graphs.state import State, StateCheck
 from diglot.tools import measure
 from diglot.tools.measure import Timing
@@ -52,10 +52,7 @@ def row_of(workload: str, provider: str, timer: str, **figures: Any) -> Row:
 
 def judge(row: Row, name: str, value: float, bound: float, at_least: bool = True) -> None:
     """Adds to a row what it reaches of a bar."""
-    met = value >= bound if at_least else value <= bound
-    row["bars"].append(
-        {"name": name, "value": value, "bound": bound, "at_least": at_least, "met": met}
-    )
+    row["bars"].append(judged(name, value, bound, at_least))
 
 
 def speed(rows: Mapping[str, Row], provider: str, other: str, figure: str = "time_us") -> float:

@@ -82,6 +82,12 @@ def write_csv(rows: Iterable[Row], path: Path) -> None:
             table.writerow(row | texts)
 
 
+def judged(name: str, value: float | None, bound: float, at_least: bool = True) -> Row:
+    """What a row says of a bar; without a value the bar is missed."""
+    met = value is not None and (value >= bound if at_least else value <= bound)
+    return {"name": name, "value": value, "bound": bound, "at_least": at_least, "met": met}
+
+
 def key_of(row: Row) -> str:
     """What a row measures, as text; of a ranking another than of an op's own cases."""
     return json.dumps([is_ranked(row), *(row[name] for name in KEY)], sort_keys=True)

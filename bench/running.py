@@ -25,6 +25,7 @@ from diglot.bench.harness import (
     Tensors,
 )
 from diglot.bench.instruments import CEILINGS, GPU, WITH_CEILING, Instruments, Timer
+from diglot.bench.reports import judged
 from diglot.tools.accuracy import measure_error
 from diglot.tools.inputs import is_out_of_memory, tell_out_of_memory
 from diglot.tools.measure import Timing
@@ -327,6 +328,4 @@ def judge(bars: Iterable[Bar], rows: Rows) -> None:
                 value = bar.value(row, rows) if "time_us" in row else None
             except KeyError:  # what it is measured by has no time
                 value = None
-            met = value is not None and (value >= bound if bar.at_least else value <= bound)
-            judged = {"name": bar.name, "value": value, "bound": bound, "at_least": bar.at_least}
-            row["bars"].append({**judged, "met": met})
+            row["bars"].append(judged(bar.name, value, bound, bar.at_least))
