@@ -1,5 +1,6 @@
 #include "interpreter/matrices.h"
 
+#include <cmath>
 #include <cstring>
 
 namespace diglot::interpreter {
@@ -52,6 +53,26 @@ void store_matrices(const std::uint32_t* registers, int count, bool is_transpose
     touch(address, 2, Access::kWrite, place);
     std::memcpy(address, reinterpret_cast<const char*>(registers + matrix) + 2 * element, 2);
   });
+}
+
+void dmma(double* d, const double* a, const double* b, Place place) {
+  constexpr unsigned kAll = 0xffffffffu;
+  const auto exchange = [&](const double* mine) {
+    return warp_exchange(kAll, reinterpret_cast<std::uintptr_t>(mine), "mma", place);
+  };
+  const Lanes of_a = exchange(a), of_b = exchange(b);
+  if (of_a.mask != kAll) fail("a warp's product is made by fewer than 32 lanes", place);
+  const auto held = [](const Lanes& lanes, int lane, int i) {
+    return reinterpret_cast<const double*>(lanes.values[lane])[i];
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int row = of_a.lane / 4, column = of_a.lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k) {
+      d[i] = std::fma(held(of_a, row * 4 + k % 4, k / 4 * 2 + i / 2),
+                      held(of_b, column * 4 + k % 4, k / 4), d[i]);
+    }
+  }
+  exchange(nullptr);  // a lane may change its elements when all have read them
 }
 
 }  // namespace diglot::interpreter

@@ -1,5 +1,6 @@
-// ldmatrix and stmatrix, as kernels call them: a warp moves 8 x 8 matrices of 16-bit elements
-// between shared memory and registers. PTX ISA, "ldmatrix", "stmatrix".
+// What a warp does with small matrices in registers, as kernels call it. ldmatrix and stmatrix move
+// 8 x 8 matrices of 16-bit elements between shared memory and registers. dmma multiplies float64.
+// PTX ISA, "ldmatrix", "stmatrix", "mma".
 #pragma once
 
 #include <cstdint>
@@ -13,5 +14,8 @@ void load_matrices(std::uint32_t* registers, int count, bool is_transposed, cons
                    Place place);
 void store_matrices(const std::uint32_t* registers, int count, bool is_transposed, void* row,
                     Place place);
+
+// d += a * b: the elements of a lane are 4, 8 and 4.
+void dmma(double* d, const double* a, const double* b, Place place);
 
 }  // namespace diglot::interpreter

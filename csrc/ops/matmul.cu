@@ -3,6 +3,7 @@
 #include "diglot/launch/dispatch.h"
 #include "diglot/launch/products.h"
 #include "diglot/products/cuda_cores.cuh"
+#include "diglot/products/dmma.cuh"
 #include "torch/launcher.h"
 
 namespace diglot {
@@ -13,6 +14,13 @@ __global__ void __launch_bounds__(FmaShape<kSide>::kThreads, 2)
     matmul_fma(const T* a, const T* b, const __grid_constant__ Epilogue<T> epilogue,
                const __grid_constant__ FmaProduct product) {
   multiply_by_fma<T, FmaShape<kSide>>(a, b, epilogue, product);
+}
+
+template <int kTile>
+__global__ void __launch_bounds__(DmmaShape<kTile>::kThreads, 1)
+    matmul_dmma(const double* a, const double* b, const __grid_constant__ Epilogue<double> epilogue,
+                const __grid_constant__ FmaProduct product) {
+  multiply_by_dmma<DmmaShape<kTile>>(a, b, epilogue, product);
 }
 
 }  // namespace diglot
@@ -31,9 +39,9 @@ TileSchedule schedule_of(const Product& product, int64_t batches, int group) {
   return {tiles(product.m), tiles(product.n), batches, group};
 }
 
-template <typename T, int kSide>
-void plan_fma(Planner& planner, const Product& product) {
-  using Shape = FmaShape<kSide>;
+// Plans a launch of kKernel for each slice of the batch.
+template <typename T, typename Shape, auto kKernel>
+void plan_tiles(Planner& planner, const Product& product, std::size_t shared_bytes = 0) {
   const auto group = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
   for (const auto& slice : product.batches.slices<int64_t>()) {
     const FmaProduct given{
@@ -43,9 +51,20 @@ void plan_fma(Planner& planner, const Product& product) {
         slice.strides, schedule_of<Shape>(product, slice.count, group)};
     const int64_t across = std::min(given.schedule.count(), kGridSide);
     const dim3 grid{static_cast<unsigned>(across), blocks_for(given.schedule.count(), across)};
-    planner.add<matmul_fma<T, kSide>>({grid, Shape::kThreads}, product.a->as<const T>(),
-                                      product.b->as<const T>(), product.epilogue<T>(), given);
+    planner.add<kKernel>({grid, Shape::kThreads, shared_bytes}, product.a->as<const T>(),
+                         product.b->as<const T>(), product.epilogue<T>(), given);
   }
+}
+
+template <typename T, int kSide>
+void plan_fma(Planner& planner, const Product& product) {
+  plan_tiles<T, FmaShape<kSide>, matmul_fma<T, kSide>>(planner, product);
+}
+
+template <int kTile>
+void plan_dmma(Planner& planner, const Product& product) {
+  using Shape = DmmaShape<kTile>;
+  plan_tiles<double, Shape, matmul_dmma<kTile>>(planner, product, sizeof(typename Shape::Shared));
 }
 
 void matmul_forward(Planner& planner, const Operand& input, const Operand& other,
@@ -67,17 +86,21 @@ void plan_product(Planner& planner, const Product& product) {
   planner.choose("strided", {product.m, product.n, product.k, product.batches.numel}, {product.a});
   dispatch_floating(product.c->dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    // Sums in float64 take twice the registers. Large tiles are for products that fill the GPU.
+    // Large tiles are for products that fill the GPU.
     const TileSchedule large =
         schedule_of<FmaShape<8>>(product, product.batches.numel, /*group=*/1);
-    if constexpr (sizeof(T) < 8) {
-      if (large.count() >= planner.device.multiprocessors()) {
-        planner.plan.variant = "fma, tiles of 128x128";
-        return plan_fma<T, 8>(planner, product);
-      }
+    const bool is_large = large.count() >= planner.device.multiprocessors();
+    if constexpr (std::is_same_v<T, double>) {
+      constexpr int kReserved = 1024;  // bytes of a block's shared memory
+      const bool has_room = planner.device.shared_bytes() - kReserved >=
+                            static_cast<int>(sizeof(DmmaShape<128>::Shared));
+      planner.plan.variant =
+          is_large && has_room ? "dmma, tiles of 128x128" : "dmma, tiles of 64x64";
+      is_large&& has_room ? plan_dmma<128>(planner, product) : plan_dmma<64>(planner, product);
+    } else {
+      planner.plan.variant = is_large ? "fma, tiles of 128x128" : "fma, tiles of 64x64";
+      is_large ? plan_fma<T, 8>(planner, product) : plan_fma<T, 4>(planner, product);
     }
-    planner.plan.variant = "fma, tiles of 64x64";
-    plan_fma<T, 4>(planner, product);
   });
 }
 
