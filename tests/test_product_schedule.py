@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted.library import ROOT
 
+from diglot.bench import tile_order
 from diglot.triton_ops.launch.product_splits import COUNTERS, MOST_BYTES, TileWork
 from diglot.triton_ops.lib.products.schedule import part_of, tile_of
 
@@ -51,11 +52,6 @@ def tiles_in_triton(rows, columns, batches, group):
     return out.tolist()
 
 
-def loads(tiles, columns_of_a, rows_of_b):
-    """Tiles of A and B that the tiles of C read, each once."""
-    return len({t[0] for t in tiles}) * columns_of_a + len({t[1] for t in tiles}) * rows_of_b
-
-
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 3), st.integers(1, 24))
 def test_every_tile_once(library, rows, columns, batches, group):
     tiles = tiles_in_cuda(library, rows, columns, batches, group)
@@ -67,16 +63,20 @@ def test_every_tile_once(library, rows, columns, batches, group):
     "sizes", [(1, 1, 1, 1), (9, 9, 1, 3), (7, 5, 2, 4), (5, 9, 3, 8), (16, 4, 1, 1)]
 )
 def test_both_languages_have_one_order(library, sizes):
-    assert tiles_in_cuda(library, *sizes) == tiles_in_triton(*sizes)
+    rows, columns, batches, group = sizes
+    tiles = tiles_in_cuda(library, *sizes)
+    assert tiles == tiles_in_triton(*sizes)
+    modelled = tile_order.order(rows, columns, group)
+    assert tiles == [[*place, batch] for batch in range(batches) for place in modelled]
 
 
 def test_grouped_tiles_share_loads(library):
     """The first nine of 9 x 9 tiles: 54 loads in groups of three rows, 90 row by row."""
-    for order in (lambda group: tiles_in_cuda(library, 9, 9, 1, group),
-                  lambda group: tiles_in_triton(9, 9, 1, group)):  # fmt: skip
-        assert loads(order(3)[:9], 9, 9) == 54
-    row_by_row = [(index // 9, index % 9) for index in range(9)]
-    assert loads(row_by_row, 9, 9) == 90
+    for order in (tiles_in_cuda(library, 9, 9, 1, 3), tiles_in_triton(9, 9, 1, 3)):
+        assert tile_order.loads(order[:9], 9) == 54
+    row_by_row = tile_order.order(9, 9, 1)
+    assert row_by_row[:9] == [(0, column) for column in range(9)]
+    assert tile_order.loads(row_by_row[:9], 9) == 90
 
 
 def parts_in_cuda(library, rows, columns, steps, parts):
