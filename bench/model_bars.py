@@ -108,12 +108,14 @@ def reached(rows: Sequence[Row], ratios: Sequence[models.Ratio]) -> list[Reached
         Reached(slow, MOST_SLOW[language], at_least=False, is_share=True),
         Reached(_mean(small), MOST_SMALL[language], at_least=False),
         Reached(sum(below) / len(below) if below else None, 0.0, at_least=False, is_share=True),
+        Reached(statistics.median([share for share, _ in asked]) if asked else None, None),
     ]
 
 
 HEADER = (
     "op", "direction", "language", "geometric mean", "worst", "below 0.95",
     "≤ 4 MB: time over the best peer's", "large arrays below their share of a copy",
+    "share of a copy, median",
 )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import random
-import statistics
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -209,12 +208,6 @@ def ratios(rows: Sequence[Row]) -> Iterator[Ratio]:
             yield from (Ratio(row, best) for name, row in timed.items() if name in OURS)
 
 
-HEADER = (
-    "op", "direction", "language", "cases", "best peer's time / ours", "worst",
-    "below 0.95", "share of a copy, median", "worst case",
-)  # fmt: skip
-
-
 Groups = dict[tuple[str, ...], tuple[list[Row], list[Ratio]]]
 
 
@@ -228,32 +221,6 @@ def groups(rows: Sequence[Row]) -> Groups:
     for ratio in ratios(rows):
         found[tuple([ratio.row[name] for name in names])][1].append(ratio)
     return found
-
-
-def table(rows: Sequence[Row]) -> list[list[str]]:
-    """A line for each op, direction and language, under `HEADER`."""
-    lines = []
-    for key, (of, beside) in sorted(groups(rows).items()):
-        copies = [row["share_of_copy"] for row in of if row.get("share_of_copy") is not None]
-        share = f"{statistics.median(copies):.2f}" if copies else "–"
-        *figures, case = _over_peers(beside)
-        lines.append([*key, str(len(of)), *figures, share, case])
-    return lines
-
-
-def _over_peers(found: Sequence[Ratio]) -> list[str]:
-    if not found:
-        return ["–"] * 4
-    worst = min(found, key=lambda ratio: ratio.value)
-    values = [ratio.value for ratio in found]
-    below = sum(value < 0.95 for value in values)
-    case = f"{worst.row['dtype']} {'x'.join(map(str, worst.row['shape']))}"
-    return [
-        f"{statistics.geometric_mean(values):.3f}",
-        f"{worst.value:.2f}",
-        f"{100 * below / len(values):.0f} %",
-        f"{case}: {worst.row['time_us']:.1f} µs, {worst.peer['provider']}",
-    ]
 
 
 WORST_HEADER = (

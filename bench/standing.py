@@ -26,6 +26,7 @@ OTHERS = (
     "The others are PyTorch, torch.compile, Liger, QuACK and FlagGems, where they have the op and "
     "were installed."
 )
+OLDER = "† marks figures that are older than the op's kernels."
 DRAWN = "A seed drew the shapes of ops with a * from published models, after tuning."
 Report = Mapping[str, Any]
 
@@ -71,13 +72,17 @@ HEADER = (
 )
 
 
+def lines(reports: Sequence[Report]) -> list[list[str]]:
+    """The table's lines, of reports in which something compares."""
+    pairs = ((report, list(compared(report))) for report in reports)
+    return [_line(report, found) for report, found in pairs if found]
+
+
 def of_op(report: Report) -> str:
     """The table's line of one op; only where it was measured, if nothing compares."""
-    found = list(compared(report))
-    lines = [f"{measured_on([report])}.", ""]
-    if found:
-        lines += [f"{MEANING} {OTHERS}", "", *table(HEADER, [_line(report, found)])]
-    return "\n".join(lines)
+    found = lines([report])
+    said = [f"{MEANING} {OTHERS}", "", *table(HEADER, found)] if found else []
+    return "\n".join([f"{measured_on([report])}.", "", *said])
 
 
 def markdown(reports: Sequence[Report]) -> str:
@@ -86,10 +91,8 @@ def markdown(reports: Sequence[Report]) -> str:
     Args:
         reports: of an op with several, the last counts.
     """
-    older = "† marks figures that are older than the op's kernels."
-    known = {report["op"]: (report, list(compared(report))) for report in reports}
-    shown = {op: pair for op, pair in known.items() if pair[1] and op not in WORKLOADS}
-    of_gpu = measured_on([report for report, _ in shown.values()] or reports)
-    drawn = [DRAWN] if any(is_drawn(report) for report, _ in shown.values()) else []
-    said = " ".join([f"{of_gpu}.", MEANING, OTHERS, *drawn, older])
-    return "\n".join([said, "", *table(HEADER, [_line(*pair) for pair in shown.values()])])
+    known = {report["op"]: report for report in reports if report["op"] not in WORKLOADS}
+    shown = [report for report in known.values() if next(compared(report), None)]
+    drawn = [DRAWN] if any(map(is_drawn, shown)) else []
+    said = " ".join([f"{measured_on(shown or reports)}.", MEANING, OTHERS, *drawn, OLDER])
+    return "\n".join([said, "", *table(HEADER, lines(shown))])

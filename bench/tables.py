@@ -23,7 +23,7 @@ from diglot.bench import (
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.graph_tables import graphs_markdown
-from diglot.bench.harness import COLD, MODES, OURS
+from diglot.bench.harness import MODES, OURS
 from diglot.bench.markdown import NOTHING, by_gpu, pivot, put, table
 from diglot.bench.reports import by_case, label, measured_on, no_time
 from diglot.bench.result_files import OF_OPS, committed
@@ -172,9 +172,10 @@ def overview(reports: Reports) -> str:
     """Ours against the best peer, and how many bars are missed, of all ops."""
     rows = [row for report in reports for row in report["rows"]]
     with_bars = [report for report in reports if any(row["bars"] for row in report["rows"])]
-    lines = [f"{measured_on(reports)}.", "", *marks.paragraph(rows)]
+    said = f"{measured_on(reports)}. {standing.MEANING} {standing.OTHERS} {standing.OLDER}"
+    lines = [said, "", *marks.paragraph(rows)]
     for header, body in (
-        (models.HEADER, models.table([row for row in rows if row["timer"] in COLD])),
+        (standing.HEADER, standing.lines(reports)),
         (MISSED_HEADER, map(_missed, with_bars)),
     ):
         lines += table(header, body)
@@ -240,7 +241,6 @@ def of_rows(*made: tuple[Sequence[str], Callable[[Any], Any]]) -> Callable[[Repo
 
 MODELS = of_rows(
     (model_bars.HEADER, model_bars.table),
-    (models.HEADER, models.table),
     (models.WORST_HEADER, models.worst),
 )
 CHOSEN = of_rows((chosen_plans.HEADER, chosen_plans.table))

@@ -261,7 +261,7 @@ def test_documents_count_missed_bars():
     report = report_of([row("cuda", bars=[copy, peer]), row("triton", bars=[copy]), row("torch")])
     made = tables.overview([report])
     assert "| toy | 2 | 1 ✗ | 1 | 0 |" in made
-    assert "| toy | forward | cuda | 1 | 1.000 | 1.00 | 0 % | 0.50 |" in made
+    assert "| toy | 1 | 1.00 (1.00) | – | 1.00 (1.00) | – |" in made
     assert "| 1.00 (0.50) ✗ | 1.00 (0.50) | 1.00 (0.50) | copy ≥ 0.95, torch ≥ 2 |" in (
         tables.markdown([report])
     )

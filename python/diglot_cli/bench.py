@@ -187,7 +187,6 @@ def _print_models(done: Any) -> None:
     from diglot.bench import model_bars, models
 
     print_table(model_bars.HEADER, model_bars.table(done.rows))
-    print_table(models.HEADER, models.table(done.rows))
     print_table(models.WORST_HEADER, models.worst(done.rows))
 
 

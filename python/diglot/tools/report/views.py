@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from diglot.bench import marks, models, plots, ranking, summary
+from diglot.bench import marks, plots, ranking, standing, summary
 from diglot.bench.harness import COLD, RANKED, Row
 from diglot.bench.lines import RULE
 from diglot.bench.regressions import NOISE
@@ -84,7 +84,7 @@ def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
     peak = peak_gb_per_s(gpu)
     sections = [
         _roofline(rows, gpu, files, stale),
-        _ranking(rows, of_ops, stale),
+        _ranking(ops, of_ops, stale),
         _missed(files, peak, stale),
         *(_op(op, parts, peak, sources) for op, parts in ops.items()),
         *(_tests(file, sources) for file in files if file.kind == "tests"),
@@ -145,9 +145,15 @@ def _roofline(rows: Sequence[Row], gpu: str, files: Sequence[File], stale: str) 
     return Section("Roofline", [about] if pictures else [], pictures, tables, stale)
 
 
-def _ranking(rows: Iterable[Row], files: Sequence[File], stale: str) -> Section:
+def _ranking(
+    ops: Mapping[str, Sequence[tuple[File, list[Row]]]], files: Sequence[File], stale: str
+) -> Section:
     """How ours stand beside the best peer, every case with cold caches, and the lines of code."""
-    timed = [row for row in rows if row["timer"] in COLD]
+    reports = [
+        {**parts[0][0].content, "op": op, "rows": [row for _, rows in parts for row in rows]}
+        for op, parts in ops.items()
+    ]
+    timed = [row for of in reports for row in of["rows"] if row["timer"] in COLD]
     known = {row["provider"] for row in timed}
     names = [name for name in dict.fromkeys((*RANKED, *PROVIDERS, *sorted(known))) if name in known]
     ranked = [file.content for file in files if file.content.get("lines")]
@@ -156,7 +162,9 @@ def _ranking(rows: Iterable[Row], files: Sequence[File], stale: str) -> Section:
     missing = incomplete(ranked)
     cases = ranking.table(timed, names=names)
     tables = {
-        "Our kernels beside the best peer.": Table(models.HEADER, models.table(timed)),
+        f"Our kernels beside the best peer. {standing.MEANING}": Table(
+            standing.HEADER, standing.lines(reports)
+        ),
         f"{words} It is {missing}." if missing else words: Table(
             _columns(ranking.header(timed, names)), cases
         ),
