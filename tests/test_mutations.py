@@ -107,6 +107,22 @@ FAULTS = {
         "test_matmul",
         "layouts and triton and float32",
     ),
+    ("cuda", "scaled step"): Fault(
+        "csrc/include/diglot/products/scaled.cuh",
+        "kIsFast || k > 0",
+        "true",
+        "scaled_mm",
+        "test_scaled_mm",
+        "integers and cuda and blocks",
+    ),
+    ("triton", "scaled step"): Fault(
+        "triton_ops/lib/products/scaled.py",
+        "(row, column), (m, n), start // SCALED_DEPTH, MODE, WIDTHS,",
+        "(row, column), (m, n), 0, MODE, WIDTHS,",
+        "scaled_mm",
+        "test_scaled_mm",
+        "integers and triton and blocks",
+    ),
     ("triton", "offset"): Fault(
         "triton_ops/lib/philox.py",
         "= offset + ",

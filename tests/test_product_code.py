@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from diglot.tools.machine_code import dump
 
 COLUMNS = (16, 32, 64, 64, 128, 192, 224, 256)  # three of exchanged operands, and five
 NAMES = ("UTMALDG.4D", "UTMASTG.4D", "STSM", "USETMAXREG")
+FLOAT8_PAIRS = ("E4M3.E4M3", "E4M3.E5M2", "E5M2.E4M3")
 
 
 def compiled(source: str, kernels: int, folder: Path) -> list[str]:
@@ -51,6 +53,20 @@ def test_cuda(tmp_path):
             assert name in code, (columns, name)
         assert not re.search(r"\b(LDL|STL)\b", code), columns
     assert sorted(found) == list(COLUMNS)
+
+
+@pytest.mark.slow
+def test_scaled_in_cuda(tmp_path):
+    """Eight tiles for each of two types of C: a main loop for each pair of types."""
+    tiles = set()
+    for code in compiled("sm_90a/scaled_mm.cu", 2 * 8, tmp_path):
+        found = re.findall(r"QGMMA\.64x(\d+)x32\.F32\.(E\dM\d\.E\dM\d)", code)
+        assert Counter(pair for _, pair in found) == dict.fromkeys(FLOAT8_PAIRS, 4)
+        tiles |= {int(columns) for columns, _ in found}
+        stores = "UTMASTG.4D" in code, "STSM" in code
+        assert stores in ((True, True), (False, False))  # threads store float32
+        assert "UTMALDG.4D" in code and not re.search(r"\b(LDL|STL)\b", code)
+    assert tiles == {64, 128, 192, 256}
 
 
 @pytest.mark.slow
@@ -116,18 +132,66 @@ EXPECTED = {
 CASES = list(EXPECTED)
 
 
-@pytest.mark.ahead_of_time
-@pytest.mark.parametrize("cases", [CASES[:1], pytest.param(CASES, marks=pytest.mark.slow)])
-def test_triton(cases):
+def answers(program: str, cases: list) -> list:
+    """What a program that compiles prints of some cases."""
     environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILED, json.dumps(cases)],
+        [sys.executable, "-c", program, json.dumps(cases)],
         capture_output=True,
         text=True,
         env={**environment, "PYTHONPATH": str(Path(__file__).parent)},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout) == [EXPECTED[case] for case in cases]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.ahead_of_time
+@pytest.mark.parametrize("cases", [CASES[:1], pytest.param(CASES, marks=pytest.mark.slow)])
+def test_triton(cases):
+    assert answers(COMPILED, cases) == [EXPECTED[case] for case in cases]
+
+
+SCALED = """
+import json, sys
+import torch
+from diglot.tools.resources import compile_stages
+from diglot.triton_ops import scaled_mm
+from diglot.triton_ops.launch import launch
+
+GPUS = {"sm_90": (90, 132, 228 << 10, True), "sm_80": (80, 108, 164 << 10, False)}
+SCALES = {"matrix": ((), ()), "row": ((4096, 1), (1, 4096)), "blocks": ((4096, 32), (32, 32))}
+answers = []
+for architecture, types, scales, is_fast, dtype in json.loads(sys.argv[1]):
+    a, b = (torch.empty(4096, 4096, dtype=getattr(torch, t), device="meta") for t in types)
+    of_a, of_b = (torch.empty(shape, device="meta") for shape in SCALES[scales])
+    out = torch.empty(4096, 4096, dtype=getattr(torch, dtype), device="meta")
+    operands = a, b.mT, of_a, of_b, out.new_empty(4096), is_fast, out
+    plan = launch.plan(scaled_mm.scaled_mm_forward, GPUS[architecture], *operands)
+    (made,) = plan.launches
+    code = compile_stages(made.specialization, architecture).resources
+    products = [product for product, _ in code.products]
+    answers.append([plan.variant, code.spill_bytes, products])
+print(json.dumps(answers))
+"""
+SCALED_EXPECTED = {
+    ("sm_90", ("float8_e4m3fn", "float8_e4m3fn"), "matrix", True, BF16): [
+        "descriptors, fast, tiles of 128x256", 0, ["QGMMA.64x256x32.F32.E4M3.E4M3"]],
+    ("sm_90", ("float8_e4m3fn", "float8_e5m2"), "row", False, BF16): [
+        "descriptors, exact, tiles of 128x128", 0, ["QGMMA.64x128x32.F32.E4M3.E5M2"]],
+    ("sm_90", ("float8_e5m2", "float8_e4m3fn"), "blocks", False, "float32"): [
+        "descriptors, blocks, tiles of 128x128", 0, ["QGMMA.64x128x32.F32.E5M2.E4M3"]],
+    ("sm_80", ("float8_e4m3fn", "float8_e5m2"), "row", True, BF16): [
+        "pointers, exact, tiles of 128x64", 0, ["HMMA.16816.F32"]],
+    ("sm_80", ("float8_e4m3fn", "float8_e4m3fn"), "blocks", False, BF16): [
+        "pointers, blocks, tiles of 128x64", 0, ["HMMA.16816.F32"]],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.ahead_of_time
+def test_scaled_in_triton():
+    cases = list(SCALED_EXPECTED)
+    assert answers(SCALED, cases) == list(SCALED_EXPECTED.values())
 
 
 @needs_cuda

@@ -28,8 +28,9 @@ PyObject* tuple_of(const Items& items, Make make) {
 }
 
 // In the order of DType.
-constexpr const char* kDTypeNames[] = {"bool",  "uint8",   "int8",     "int16",   "int32",
-                                       "int64", "float16", "bfloat16", "float32", "float64"};
+constexpr const char* kDTypeNames[] = {"bool",    "uint8",   "int8",          "int16",
+                                       "int32",   "int64",   "float16",       "bfloat16",
+                                       "float32", "float64", "float8_e4m3fn", "float8_e5m2"};
 
 PyObject* to_python(const Problem& problem) {
   PyObject* const dtypes = tuple_of(problem.operands, [](const Operand* operand) {

@@ -51,6 +51,7 @@ from diglot.ops import (
     log_softmax,
     matmul,
     rms_norm,
+    scaled_mm,
     softmax,
     standardize,
 )
@@ -104,6 +105,7 @@ __all__ = [
     "record_runs",
     "result_cache",
     "rms_norm",
+    "scaled_mm",
     "softmax",
     "standardize",
     "stream_map",

@@ -1,4 +1,5 @@
-"""8-bit floats bit by bit, for Triton's interpreter, whose own conversions round wrongly.
+"""8-bit floats bit by bit, for Triton's interpreter, whose own conversions round wrongly. Twin of
+csrc/include/diglot/float8.cuh.
 
 float16 holds both types exactly. The bits of an e5m2 number are the upper half of its float16.
 Those of an e4m3 number are the upper bits of the float16 of its 256th part.
@@ -13,8 +14,14 @@ import triton.language as tl
 @triton.jit
 def float8_to_float16(value):
     """The same value; NaN stays NaN."""
-    bits = value.to(tl.uint8, bitcast=True).to(tl.uint16)
-    if value.dtype == tl.float8e5:
+    return float8_bits_to_float16(value.to(tl.uint8, bitcast=True), value.dtype == tl.float8e5)
+
+
+@triton.jit
+def float8_bits_to_float16(value, IS_E5M2: tl.constexpr):
+    """The same of the bits of e4m3 or e5m2, on GPUs that do not know e4m3."""
+    bits = value.to(tl.uint16)
+    if IS_E5M2:
         result = (bits << 8).to(tl.float16, bitcast=True)
     else:
         magnitude = bits & 0x7F

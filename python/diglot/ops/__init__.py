@@ -14,6 +14,7 @@ from diglot.ops.linear import linear
 from diglot.ops.log_softmax import log_softmax
 from diglot.ops.matmul import matmul
 from diglot.ops.rms_norm import rms_norm
+from diglot.ops.scaled_mm import scaled_mm
 from diglot.ops.softmax import softmax
 from diglot.ops.standardize import standardize
 
@@ -33,6 +34,7 @@ __all__ = [
     "log_softmax",
     "matmul",
     "rms_norm",
+    "scaled_mm",
     "softmax",
     "standardize",
 ]

@@ -25,7 +25,8 @@ struct TmaMatrix {
       return static_cast<uint64_t>(stride * size_of(dtype));
     };
     const auto size = [](int64_t count) { return static_cast<uint64_t>(count); };
-    return {dtype == DType::kFloat32   ? TensorType::kFloat32
+    return {size_of(dtype) == 1        ? TensorType::kUint8
+            : dtype == DType::kFloat32 ? TensorType::kFloat32
             : dtype == DType::kFloat16 ? TensorType::kFloat16
                                        : TensorType::kBfloat16,
             address,

@@ -64,7 +64,7 @@ class FmaLoader {
     DIGLOT_UNROLL
     for (int i = 0; i < Shape::kLoads; ++i) {
       const bool is_inside = side_ + i * side_step_ < left_ && depth_ + i * depth_step_ < depth;
-      values_[i] = is_inside ? from_[i * step] : convert<T>(0.0f);
+      values_[i] = is_inside ? from_[i * step] : T{};
     }
     from_ += Shape::kDepth * depth_stride;
   }
@@ -121,24 +121,17 @@ DIGLOT_DEVICE void multiply_tiles(Value (&sums)[Shape::kSide][Shape::kSide], con
   }
 }
 
-// Computes the block's tile.
-template <typename T, typename Shape>
-DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const Epilogue<T>& epilogue,
-                                   const FmaProduct& product) {
-  using Value = compute_t<T>;
+// sums += A B, for the block's tile. It begins at `row` and `column`. after(step) follows the
+// products of each step.
+template <typename Shape, typename Value, typename A, typename B, typename After>
+DIGLOT_DEVICE void sum_products(Value (&sums)[Shape::kSide][Shape::kSide], const A* a, const B* b,
+                                const FmaProduct& product, int64_t row, int64_t column,
+                                After after) {
   __shared__ __align__(16) Value tiles[2][2][Shape::kElements];
-  const int thread = static_cast<int>(threadIdx.x);
-  const int64_t index = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
-  if (index >= product.schedule.count()) return;
-  const Tile tile = product.schedule.tile(index);
-  const auto [start_c, start_a, start_b] = product.batches.offsets_by_loop(tile.batch).array;
-  const auto start_of = [](int number) { return int64_t{number} * Shape::kTile; };
-  const int64_t row = start_of(tile.row), column = start_of(tile.column);
-  FmaLoader<T, Shape> rows(a + start_a + row * product.a.row, product.a.row, product.a.column,
+  FmaLoader<A, Shape> rows(a + row * product.a.row, product.a.row, product.a.column,
                            product.m - row);
-  FmaLoader<T, Shape> columns(b + start_b + column * product.b.column, product.b.column,
-                              product.b.row, product.n - column);
-  Value sums[Shape::kSide][Shape::kSide] = {};
+  FmaLoader<B, Shape> columns(b + column * product.b.column, product.b.column, product.b.row,
+                              product.n - column);
   const auto load = [&](int step) {
     const int64_t left = product.k - int64_t{step} * Shape::kDepth;
     const int depth = left < Shape::kDepth ? static_cast<int>(left) : Shape::kDepth;
@@ -160,7 +153,23 @@ DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const Epilogue<T>& ep
     multiply_tiles<Shape>(sums, tiles[step % 2][0], tiles[step % 2][1]);
     if (has_next) store((step + 1) % 2);
     __syncthreads();
+    after(step);
   }
+}
+
+// Computes the block's tile.
+template <typename T, typename Shape>
+DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const Epilogue<T>& epilogue,
+                                   const FmaProduct& product) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t index = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  if (index >= product.schedule.count()) return;
+  const Tile tile = product.schedule.tile(index);
+  const auto [start_c, start_a, start_b] = product.batches.offsets_by_loop(tile.batch).array;
+  const auto start_of = [](int number) { return int64_t{number} * Shape::kTile; };
+  const int64_t row = start_of(tile.row), column = start_of(tile.column);
+  compute_t<T> sums[Shape::kSide][Shape::kSide] = {};
+  sum_products<Shape>(sums, a + start_a, b + start_b, product, row, column, [](int) {});
   const auto for_each = [&](auto visit) {
     DIGLOT_UNROLL
     for (int j = 0; j < Shape::kSide; ++j) {

@@ -33,6 +33,7 @@ OPERATIONS: dict[str, dict[str, str] | str] = {
     },
     "matmul": "product 1, sum 1",  # for each element of M x N x K
     "linear": "product 1, sum 1",
+    "scaled_mm": "product 1, sum 1",
     "dropout": "comparison 1, scale 1",
     "softmax": {"forward": _SOFTMAX, "backward": _SOFTMAX_BACKWARD},
     "log_softmax": {

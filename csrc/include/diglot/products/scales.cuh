@@ -1,0 +1,63 @@
+// Scales of the operands of a product: of rows of A and columns of B, or of blocks of 128 along K.
+// Twin of triton_ops/lib/products/scales.py.
+#pragma once
+
+#include "diglot/math.cuh"
+#include "diglot/mma/operands.h"
+#include "diglot/mma/warpgroup.cuh"
+
+namespace diglot {
+
+// Elements along K whose products have one scale, and are added in float32 by exact sums.
+constexpr int kScaledShift = 7, kScaledDepth = 1 << kScaledShift;
+
+// How sums grow along K. kFast: tensor cores add all products. kExact: the sums of kScaledDepth
+// products are added in float32. kBlocks: so they are, times the scales of their blocks.
+enum class Accumulation { kFast, kExact, kBlocks };
+
+// The scales of some neighbouring rows of A, or columns of B, in one block along K.
+struct ScaleRun {
+  const float* data;
+  int64_t step;  // from a row's scale to the next; 0 where one serves all
+
+  DIGLOT_DEVICE float at(int64_t row) const { return data[row * step]; }
+};
+
+// The scales of A's rows, or of B's columns.
+struct Scales {
+  const float* data;
+  int64_t side_stride, depth_stride;  // 0 where one scale serves all
+  int shift;                          // 2^shift neighbours share a scale
+
+  // Those from row `first` on, of rows that share a scale or have one each.
+  DIGLOT_DEVICE ScaleRun run(int64_t first, int64_t block) const {
+    return {data + (first >> shift) * side_stride + block * depth_stride,
+            shift == 0 ? side_stride : 0};
+  }
+};
+
+// Calls visit(i, its scale) for each accumulator i of a thread. Of the warpgroup's rows and
+// columns, so many lie in C.
+template <int kSums, typename Visit>
+DIGLOT_DEVICE void for_each_scale(const ScaleRun& a, const ScaleRun& b, int rows, int columns,
+                                  Visit visit) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+  float of_rows[2];
+  DIGLOT_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const int row = accumulator_row(thread, 2 * i);
+    of_rows[i] = row < rows ? a.at(row) : 0;
+  }
+  DIGLOT_UNROLL
+  for (int i = 0; i < kSums; i += 4) {
+    DIGLOT_UNROLL
+    for (int j = i; j < i + 2; ++j) {
+      const int column = accumulator_column(thread, j);
+      const float of_column = column < columns ? b.at(column) : 0;
+      visit(j, of_rows[0] * of_column);
+      visit(j + 2, of_rows[1] * of_column);
+    }
+  }
+}
+
+}  // namespace diglot

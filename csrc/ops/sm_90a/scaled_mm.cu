@@ -1,0 +1,141 @@
+// Products of 8-bit floats with scales on Hopper's tensor cores: kernels, and which products they
+// take. ../scaled_mm.cu has the launcher.
+//
+// Architectures: 9.0a
+#include <limits>
+
+#include "diglot/launch/scaled_products.h"
+#include "diglot/launch/tma_matrix.h"
+#include "diglot/products/scaled.cuh"
+
+namespace diglot {
+
+template <typename T, int kColumns, Accumulation kAccumulation>
+__global__ void __launch_bounds__(ScaledShape<kColumns, kAccumulation>::kThreads, 1)
+    scaled_mm_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+                    const __grid_constant__ TensorMap map_c, const __grid_constant__ Scales scale_a,
+                    const __grid_constant__ Scales scale_b,
+                    const __grid_constant__ Epilogue<T> epilogue,
+                    const __grid_constant__ ScaledWgmmaProduct product) {
+  multiply_scaled_by_wgmma<T, ScaledShape<kColumns, kAccumulation>>(a, b, map_c, scale_a, scale_b,
+                                                                    epilogue, product);
+}
+
+}  // namespace diglot
+
+namespace {
+
+using namespace diglot;
+
+// Operands along K, and C if TMA can store it.
+struct Operands {
+  TmaMatrix a, b;
+  std::optional<TmaMatrix> c;
+};
+
+// Nothing if TMA cannot load A or B along K.
+std::optional<Operands> operands_of(const Product& product) {
+  const auto [m, n, k] = std::tuple{product.m, product.n, product.k};
+  constexpr int kC = 0, kA = 1, kB = 2;  // in the batch's layout
+  const auto& of = product.batches;
+  const auto a = tma_matrix(*product.a, k, product.of_a.column, m, product.of_a.row, of, kA);
+  const auto b = tma_matrix(*product.b, k, product.of_b.row, n, product.of_b.column, of, kB);
+  if (!a || !b) return {};
+  auto c = tma_matrix(*product.c, n, product.of_c.column, m, product.of_c.row, of, kC);
+  if (product.c->dtype == DType::kFloat32) c.reset();
+  return Operands{*a, *b, c};
+}
+
+template <typename Shape>
+TileSchedule schedule_of(const Product& product, int group) {
+  return {static_cast<int>((product.m + Shape::kRows - 1) / Shape::kRows),
+          static_cast<int>((product.n + Shape::kColumns - 1) / Shape::kColumns), 1, group};
+}
+
+template <typename T, int kColumns, Accumulation kAccumulation>
+void plan_wgmma(Planner& planner, const ScaledProduct& scaled, const Operands& operands) {
+  using Shape = ScaledShape<kColumns, kAccumulation>;
+  const Product& product = scaled.product;
+  const auto group = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
+  const ScaledWgmmaProduct given{static_cast<int>((product.k + Shape::kDepth - 1) / Shape::kDepth),
+                                 product.a->dtype == DType::kFloat8E5M2,
+                                 product.b->dtype == DType::kFloat8E5M2,
+                                 schedule_of<Shape>(product, group), operands.c.has_value()};
+  const int64_t most = planner.device.multiprocessors();
+  Launch how{static_cast<unsigned>(std::min(given.schedule.count(), most)), Shape::kThreads};
+  how.shared_bytes = sizeof(typename Shape::Shared);
+  const auto map_c =
+      operands.c ? operands.c->encoded(Shape::kPanel, Shape::kConsumerRows, Swizzle::k64)
+                 : operands.a.encoded(Shape::kDepth, Shape::kRows, Swizzle::k128);  // not used
+  planner.add<scaled_mm_wgmma<T, kColumns, kAccumulation>>(
+      how, operands.a.encoded(Shape::kDepth, Shape::kRows, Swizzle::k128),
+      operands.b.encoded(Shape::kDepth, Shape::kColumns, Swizzle::k128), map_c,
+      scaled.scale_a.argument(), scaled.scale_b.argument(), product.epilogue<T>(), given);
+}
+
+// The compiled tiles for C of type T.
+struct Form {
+  Accumulation accumulation;
+  int columns;
+  const char* variant;
+  void (*plan)(Planner&, const ScaledProduct&, const Operands&);
+};
+constexpr auto kFast = Accumulation::kFast, kExact = Accumulation::kExact,
+               kBlocks = Accumulation::kBlocks;
+template <typename T>
+constexpr Form kForms[] = {
+    {kFast, 64, "wgmma, fast, tiles of 128x64", plan_wgmma<T, 64, kFast>},
+    {kFast, 128, "wgmma, fast, tiles of 128x128", plan_wgmma<T, 128, kFast>},
+    {kFast, 256, "wgmma, fast, tiles of 128x256", plan_wgmma<T, 256, kFast>},
+    {kExact, 64, "wgmma, exact, tiles of 128x64", plan_wgmma<T, 64, kExact>},
+    {kExact, 128, "wgmma, exact, tiles of 128x128", plan_wgmma<T, 128, kExact>},
+    {kExact, 192, "wgmma, exact, tiles of 128x192", plan_wgmma<T, 192, kExact>},
+    {kBlocks, 64, "wgmma, blocks, tiles of 128x64", plan_wgmma<T, 64, kBlocks>},
+    {kBlocks, 128, "wgmma, blocks, tiles of 128x128", plan_wgmma<T, 128, kBlocks>}};
+
+// The form whose tiles take the least time: rounds of tiles, times a tile's width by its speed.
+template <typename T>
+const Form& best_form(Planner& planner, const ScaledProduct& scaled) {
+  const int64_t rows = (scaled.product.m + 127) / 128;
+  const int64_t multiprocessors = std::max(planner.device.multiprocessors(), 1);
+  const int64_t asked = planner.tuned(Tunable::kProductsColumns);
+  const Form* best = nullptr;
+  double least = std::numeric_limits<double>::max();
+  for (const Form& form : kForms<T>) {
+    if (form.accumulation != scaled.accumulation) continue;
+    if (form.columns == asked) return form;
+    const int64_t tiles = rows * ((scaled.product.n + form.columns - 1) / form.columns);
+    const int64_t rounds = (tiles + multiprocessors - 1) / multiprocessors;
+    const auto speed = static_cast<double>(planner.tuned(Tunable::kProductsSpeed, form.columns));
+    const double time = static_cast<double>(rounds * form.columns) / speed;
+    if (time < least) least = time, best = &form;
+  }
+  return *best;
+}
+
+bool plan_on_tensor_cores(Planner& planner, const ScaledProduct& scaled) {
+  const Product& product = scaled.product;
+  const int64_t most = std::numeric_limits<int32_t>::max() - 1024;  // coordinates have 32 bits
+  if (planner.device.architecture() != 90 || product.k == 0 || product.of_c.column != 1 ||
+      std::max({product.m, product.n, product.k}) > most) {
+    return false;
+  }
+  const std::optional<Operands> operands = operands_of(product);
+  if (!operands) return false;
+  constexpr const char* kNames[] = {"fast", "exact", "blocks"};
+  planner.choose(kNames[static_cast<int>(scaled.accumulation)], {product.m, product.n, product.k},
+                 {product.a, product.b, product.c});
+  dispatch_result(product.c->dtype, [&](auto type) {
+    const Form& form = best_form<typename decltype(type)::type>(planner, scaled);
+    planner.plan.variant = form.variant;
+    form.plan(planner, scaled, *operands);
+  });
+  return true;
+}
+
+const bool is_registered = [] {
+  scaled_planner() = plan_on_tensor_cores;
+  return true;
+}();
+
+}  // namespace

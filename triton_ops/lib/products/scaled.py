@@ -1,0 +1,126 @@
+"""Products of 8-bit floats with scales, by tensor descriptors and by addresses. Twin of
+csrc/include/diglot/products/scaled.cuh and scaled_cuda_cores.cuh.
+"""
+
+import triton
+import triton.language as tl
+
+from diglot.triton_ops.lib.float8 import float8_bits_to_float16
+from diglot.triton_ops.lib.products.epilogue import finish, half_of, store_tile
+from diglot.triton_ops.lib.products.pointers import load_tile
+from diglot.triton_ops.lib.products.scales import SCALED_DEPTH, add_products, scale_sums
+from diglot.triton_ops.lib.products.schedule import tile_of
+from diglot.triton_ops.lib.types import convert
+
+
+@triton.jit
+def multiply_scaled_by_descriptors(
+    a, b, scales, bias, c, sizes, row_stride, strides, tiles,
+    MODE: tl.constexpr, WIDTHS: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """C = (A · scales) (B · scales) + bias.
+
+    Args:
+        a, b: descriptors of A and of B's transpose: tensor cores take 8-bit floats along K alone.
+        scales, strides: of A and B, as `add_products` takes them.
+        bias: a pointer to contiguous elements, or None.
+        c: a descriptor; without HAS_DESCRIPTOR a pointer to rows that begin every `row_stride`.
+        sizes: M, N, K.
+        tiles: rows and columns of tiles, and how many there are in all.
+        MODE, WIDTHS: as `add_products` takes them.
+        BLOCK: rows and columns of a tile. C is stored in two halves of the columns.
+    """
+    m, n, k = tl.cast(sizes[0], tl.int32), tl.cast(sizes[1], tl.int32), tl.cast(sizes[2], tl.int32)
+    rows, columns = tl.cast(tiles[0], tl.int32), tl.cast(tiles[1], tl.int32)
+    BM: tl.constexpr = BLOCK[0]
+    BN: tl.constexpr = BLOCK[1]
+    for index in tl.range(
+        tl.program_id(0), tl.cast(tiles[2], tl.int32), tl.num_programs(0), flatten=True
+    ):
+        tile_row, tile_column, _ = tile_of(index, rows, columns, GROUP)
+        row, column = tile_row * BM, tile_column * BN
+        sums = tl.zeros((BM, BN), tl.float32)
+        for start in range(0, k, SCALED_DEPTH):
+            sums = add_products(
+                sums, a.load([row, start]), b.load([column, start]).T, scales, strides,
+                (row, column), (m, n), start // SCALED_DEPTH, MODE, WIDTHS,
+            )  # fmt: skip
+        for half in tl.static_range(2):
+            first = column + half * (BN // 2)
+            part = scale_sums(
+                half_of(sums, half), scales, strides, (row, first), (m, n), MODE, WIDTHS
+            )
+            part = finish(part, first, n, bias, 1)
+            if HAS_DESCRIPTOR:
+                c.store([row, first], convert(part, c.dtype))
+            else:
+                store_tile(c, part, row, first, m, n, row_stride, 1)
+
+
+@triton.jit
+def multiply_scaled_by_pointers(
+    pointers, scales, sizes, matrix_strides, bias_stride, strides, tiles,
+    ARE_E5M2: tl.constexpr, IS_NATIVE: tl.constexpr, MODE: tl.constexpr, WIDTHS: tl.constexpr,
+    GROUP: tl.constexpr, VECTORS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One tile of the same, for each program. float16 holds 8-bit floats exactly, and tensor cores
+    take it along any dimension, so elements are widened to it.
+
+    Args:
+        pointers: to A, B, the bias and C. The bias may be None.
+        matrix_strides: of a row and of a column of A, B and C.
+        bias_stride: from a column's bias to the next.
+        ARE_E5M2: whether A, and B, are e5m2. Pointers may be to their bits.
+        IS_NATIVE: whether the GPU knows 8-bit floats.
+        VECTORS: as `multiply_by_pointers` takes them.
+        BLOCK: rows and columns of a tile.
+    """
+    a, b, bias, c = pointers
+    m, n, k = sizes
+    a_row, a_column = matrix_strides[0]
+    b_row, b_column = matrix_strides[1]
+    c_row, c_column = matrix_strides[2]
+    BM: tl.constexpr = BLOCK[0]
+    BN: tl.constexpr = BLOCK[1]
+    a, b = (
+        a.to(tl.pointer_type(tl.uint8), bitcast=True),
+        b.to(tl.pointer_type(tl.uint8), bitcast=True),
+    )
+    index = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    if index < tiles[2]:
+        tile_row, tile_column, _ = tile_of(index, tiles[0], tiles[1], GROUP)
+        first_row, first_column = tile_row * BM, tile_column * BN
+        row, column = first_row + tl.arange(0, BM), first_column + tl.arange(0, BN)
+        depth = tl.arange(0, SCALED_DEPTH).to(tl.int64)
+        sums = tl.zeros((BM, BN), tl.float32)
+        for start in range(0, k, SCALED_DEPTH):
+            at = start + depth
+            tile_a = load_tile(a, row, at, row < m, at < k, a_row, a_column, VECTORS[0], VECTORS[1])
+            tile_b = load_tile(
+                b, at, column, at < k, column < n, b_row, b_column, VECTORS[2], VECTORS[3]
+            )
+            tile_a = _widen(tile_a, ARE_E5M2[0], IS_NATIVE)
+            tile_b = _widen(tile_b, ARE_E5M2[1], IS_NATIVE)
+            sums = add_products(
+                sums, tile_a, tile_b, scales, strides, (first_row, first_column), (m, n),
+                start // SCALED_DEPTH, MODE, WIDTHS,
+            )  # fmt: skip
+        for half in tl.static_range(2):
+            first = first_column + half * (BN // 2)
+            part = scale_sums(
+                half_of(sums, half), scales, strides, (first_row, first), (m, n), MODE, WIDTHS
+            )
+            part = finish(part, first, n, bias, bias_stride)
+            store_tile(c, part, first_row, first, m, n, c_row, c_column)
+
+
+@triton.jit
+def _widen(bits, IS_E5M2: tl.constexpr, IS_NATIVE: tl.constexpr):
+    """8-bit floats, given by their bits, in float16."""
+    if IS_NATIVE:
+        TYPE: tl.constexpr = tl.float8e5 if IS_E5M2 else tl.float8e4nv
+        result = convert(bits.to(TYPE, bitcast=True), tl.float16)
+    else:
+        result = float8_bits_to_float16(bits, IS_E5M2)
+    return result
