@@ -93,9 +93,9 @@ for case in json.loads(sys.argv[1]):
     a = a if layout[0] == "N" else a.new_empty(k, m).mT
     b = b if layout[1] == "N" else b.new_empty(n, k).mT
     if has_bias:
-        plan = launch.plan(linear.linear_forward, H200, a, b.mT, a.new_empty(n), out)
+        plan = launch.plan(linear.linear_forward, H200, a, b.mT, a.new_empty(n), False, out)
     else:
-        plan = launch.plan(matmul.matmul_forward, H200, a, b, out)
+        plan = launch.plan(matmul.matmul_forward, H200, a, b, False, out)
     *_, made = plan.launches
     code = compile_stages(made.specialization).resources
     counts = dict(code.instructions)

@@ -147,8 +147,8 @@ def test_transforms_of_linear(backend):
 def test_operators_pass_opcheck(backend):
     a, b = leaves((2, 3, 4), (4, 5))
     x, weight, bias = leaves((2, 3, 4), (5, 4), (5,))
-    torch.library.opcheck(matmul_operator.dispatched, (a, b, backend))
-    torch.library.opcheck(_linear.dispatched, (x, weight, bias, backend))
+    torch.library.opcheck(matmul_operator.dispatched, (a, b, False, backend))
+    torch.library.opcheck(_linear.dispatched, (x, weight, bias, False, backend))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -10,7 +10,9 @@ from diglot.triton_ops.matmul import plan_product
 
 
 @launcher
-def linear_forward(input: Operand, weight: Operand, bias: Operand | None, out: Operand) -> Plan:
+def linear_forward(
+    input: Operand, weight: Operand, bias: Operand | None, batch_invariant: bool, out: Operand
+) -> Plan:
     """out = input @ weight.T + bias."""
     transposed = dataclasses.replace(weight, shape=weight.shape[::-1], strides=weight.strides[::-1])
-    return plan_product(product_of(input, transposed, bias, out))
+    return plan_product(product_of(input, transposed, bias, out, batch_invariant))

@@ -70,9 +70,9 @@ def product_copy(
 
 
 @launcher
-def matmul_forward(input: Operand, other: Operand, out: Operand) -> Plan:
+def matmul_forward(input: Operand, other: Operand, batch_invariant: bool, out: Operand) -> Plan:
     """out = input @ other."""
-    return plan_product(product_of(input, other, None, out))
+    return plan_product(product_of(input, other, None, out, batch_invariant))
 
 
 def plan_product(product: Product) -> Plan:
@@ -85,7 +85,7 @@ def plan_product(product: Product) -> Plan:
 def _plan_by_pointers(product: Product) -> Plan:
     a, b, c = product.a, product.b, product.c
     device, size = c.device, c.element_size()
-    device.choose("strided", (*product.sizes, product.batches.numel), a)
+    product.choose_numbers("strided")
     tile = device.tuned("products.triton.tile", size)
     block = tile["rows"], tile["columns"], tile["depth"]
     group = device.tuned("products.both.group")
@@ -164,21 +164,23 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     if matrices is None:
         return None
     layout = ("T" if along_m else "N") + ("T" if along_k else "N")
-    device.choose(layout, (m, n, k, 1), product.a)
+    product.choose_numbers(layout)
     has_descriptor = Descriptor.fits(c, SMALLEST)
-    is_exchanged = m <= device.tuned("products.triton.swap")
+    is_exchanged = product.planned_sizes[0] <= device.tuned("products.triton.swap")
     if is_exchanged:
         tile = device.tuned("products.triton.few_rows", m)
     else:
-        # Addresses of C's elements take the registers that a wide tile's sums would.
-        wide = tiles_of(product.sizes, (128, 256, 64), 1)[-1] if has_descriptor else 0
+        # Addresses of C's elements take the registers that a wide tile's sums would. A descriptor
+        # takes one row of any length, on which the tile must not depend.
+        is_wide = has_descriptor and (m > 1 or n % 8 == 0)
+        wide = tiles_of(product.planned_sizes, (128, 256, 64), 1)[-1] if is_wide else 0
         tile = device.tuned("products.triton.persistent", wide)
     block = tile["rows"], tile["columns"], tile["depth"]
     block_a = (block[2], block[0]) if along_m else (block[0], block[2])
     block_b = (block[1], block[2]) if along_k else (block[2], block[1])
     block_c = block[0], block[1] // 2
     tiles = tiles_of(product.sizes, block, 1)
-    parts, counters, sums = split_of(device, product.sizes, block, tiles[-1])
+    parts, counters, sums = split_of(product, block, tiles[-1])
     matrices = copied_behind(sums, *matrices)
     group = device.tuned("products.both.group")
     launch = Launch(

@@ -7,15 +7,17 @@ namespace {
 using namespace diglot;
 
 void linear_forward(Planner& planner, const Operand& input, const Operand& weight,
-                    const Operand* bias, const Operand& out) {
+                    const Operand* bias, bool batch_invariant, const Operand& out) {
   Operand transposed = weight;
   std::swap(transposed.sizes[0], transposed.sizes[1]);
   std::swap(transposed.strides[0], transposed.strides[1]);
-  plan_product(planner, Product(input, transposed, bias, out));
+  Product product(input, transposed, bias, out);
+  product.is_batch_invariant = batch_invariant;
+  plan_product(planner, product);
 }
 
 DIGLOT_LAUNCHER(linear_forward,
-                "(Tensor input, Tensor weight, Tensor? bias, Tensor(a!) out, "
-                "Tensor(z!)? scratch) -> ()")
+                "(Tensor input, Tensor weight, Tensor? bias, bool batch_invariant, "
+                "Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

@@ -32,11 +32,11 @@ using namespace diglot;
 constexpr int64_t kGridSide = 1 << 30;  // blocks along an axis of a grid
 
 template <typename Shape>
-TileSchedule schedule_of(const Product& product, int64_t batches, int group) {
+TileSchedule schedule_of(const Product& product, int64_t m, int64_t batches, int group) {
   const auto tiles = [](int64_t size) {
     return static_cast<int>((size + Shape::kTile - 1) / Shape::kTile);
   };
-  return {tiles(product.m), tiles(product.n), batches, group};
+  return {tiles(m), tiles(product.n), batches, group};
 }
 
 // Plans a launch of kKernel for each slice of the batch.
@@ -48,7 +48,7 @@ void plan_tiles(Planner& planner, const Product& product, std::size_t shared_byt
         product.m,     product.n,
         product.k,     static_cast<int>((product.k + Shape::kDepth - 1) / Shape::kDepth),
         product.of_a,  product.of_b,
-        slice.strides, schedule_of<Shape>(product, slice.count, group)};
+        slice.strides, schedule_of<Shape>(product, product.m, slice.count, group)};
     const int64_t across = std::min(given.schedule.count(), kGridSide);
     const dim3 grid{static_cast<unsigned>(across), blocks_for(given.schedule.count(), across)};
     planner.add<kKernel>({grid, Shape::kThreads, shared_bytes}, product.a->as<const T>(),
@@ -68,12 +68,15 @@ void plan_dmma(Planner& planner, const Product& product) {
 }
 
 void matmul_forward(Planner& planner, const Operand& input, const Operand& other,
-                    const Operand& out) {
-  plan_product(planner, Product(input, other, nullptr, out));
+                    bool batch_invariant, const Operand& out) {
+  Product product(input, other, nullptr, out);
+  product.is_batch_invariant = batch_invariant;
+  plan_product(planner, product);
 }
 
 DIGLOT_LAUNCHER(matmul_forward,
-                "(Tensor input, Tensor other, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+                "(Tensor input, Tensor other, bool batch_invariant, Tensor(a!) out, "
+                "Tensor(z!)? scratch) -> ()")
 
 }  // namespace
 
@@ -83,12 +86,12 @@ void plan_product(Planner& planner, const Product& product) {
   if (product.is_empty()) return;
   const TensorCorePlanner on_tensor_cores = tensor_core_planner();
   if (on_tensor_cores != nullptr && on_tensor_cores(planner, product)) return;
-  planner.choose("strided", {product.m, product.n, product.k, product.batches.numel}, {product.a});
+  choose_numbers(planner, product, "strided");
   dispatch_floating(product.c->dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     // Large tiles are for products that fill the GPU.
     const TileSchedule large =
-        schedule_of<FmaShape<8>>(product, product.batches.numel, /*group=*/1);
+        schedule_of<FmaShape<8>>(product, product.planned_m(), product.batches.numel, /*group=*/1);
     const bool is_large = large.count() >= planner.device.multiprocessors();
     if constexpr (std::is_same_v<T, double>) {
       constexpr int kReserved = 1024;  // bytes of a block's shared memory

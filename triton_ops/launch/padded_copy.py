@@ -86,6 +86,6 @@ def _is_worth(product: Product, bytes: int) -> bool:
     kernel that computes addresses takes the time of the multiply-adds of the busiest SM.
     """
     multiprocessors = max(product.c.device.multiprocessors, 1)
-    tiles = tiles_of(product.sizes, TILE, product.batches.numel)[-1]
+    tiles = tiles_of(product.planned_sizes, TILE, product.batches.numel)[-1]
     busiest = math.prod((-(-tiles // multiprocessors), *TILE[:2], product.sizes[2]))
     return busiest > OF_LAUNCH + 2 * bytes * OF_BYTE // multiprocessors

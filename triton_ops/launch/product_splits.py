@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 
 # Relative, because mypy finds this folder under its name in the tree.
-from .plan import Device, Part
+from .plan import Part
+from .products import Product
 
 COUNTERS = 1024  # at the start of scratch, of arrivals: zero before a launch, and again after it
 
@@ -77,19 +78,20 @@ class TileWork(NamedTuple):
 
 
 def split_of(
-    device: Device, sizes: tuple[int, int, int], block: tuple[int, int, int], tiles: int
+    product: Product, block: tuple[int, int, int], tiles: int
 ) -> tuple[int, Part | None, Part | None]:
     """Parts of K, and scratch: counters and sums, which are None for one part.
 
     Args:
-        sizes: M, N, K.
+        product: the product.
         block: rows, columns and depth of a tile.
         tiles: how many.
     """
-    rows, columns, depth = block
+    device, (rows, columns, depth) = product.c.device, block
     step = max(rows * columns / 128, LOAD * (rows + columns)) * depth / 64
-    work = TileWork(tiles, -(-sizes[2] // depth), step, 4 * rows * columns)
-    parts = work.parts(device.tuned("products.triton.split"), device.programs(sys.maxsize, 1))
+    work = TileWork(tiles, -(-product.sizes[2] // depth), step, 4 * rows * columns)
+    asked = 1 if product.is_batch_invariant else device.tuned("products.triton.split")
+    parts = work.parts(asked, device.programs(sys.maxsize, 1))
     if parts == 1:
         return 1, None, None
     counters = Part(torch.int32, COUNTERS)

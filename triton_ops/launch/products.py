@@ -26,6 +26,7 @@ class Product:
         sizes: m, n, k.
         strides: of a row and of a column of A, B and C.
         batches: the batch's layout in C, A and B.
+        is_batch_invariant: whether a row's bits must not depend on M.
     """
 
     a: Operand
@@ -35,6 +36,21 @@ class Product:
     sizes: tuple[int, int, int]
     strides: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
     batches: Layout
+    is_batch_invariant: bool = False
+
+    @property
+    def planned_sizes(self) -> tuple[int, int, int]:
+        """M, N and K for which a plan is made: of many rows, where it must not depend on M."""
+        return (1 << 16, *self.sizes[1:]) if self.is_batch_invariant else self.sizes
+
+    def choose_numbers(self, layout: str) -> None:
+        """Takes the numbers that measured best for such products. Measured plans depend on M.
+
+        Args:
+            layout: how the operands lie.
+        """
+        if not self.is_batch_invariant:
+            self.c.device.choose(layout, (*self.sizes, self.batches.numel), self.a)
 
     @property
     def is_empty(self) -> bool:
@@ -63,7 +79,9 @@ class Product:
         return 1, 1
 
 
-def product_of(a: Operand, b: Operand, bias: Operand | None, c: Operand) -> Product:
+def product_of(
+    a: Operand, b: Operand, bias: Operand | None, c: Operand, is_batch_invariant: bool = False
+) -> Product:
     """The product of these operands.
 
     Rows of all matrices of a batch that share B are rows of one matrix, where A and C step through
@@ -91,7 +109,7 @@ def product_of(a: Operand, b: Operand, bias: Operand | None, c: Operand) -> Prod
     strides = tuple(tuple(steps[array] for _, steps in batch) for array in range(3))
     layout = compute_layout((sizes,) * 3, strides)
     rows = ((a_row, a.strides[-1]), (b.strides[-2], b.strides[-1]), (c_row, c.strides[-1]))
-    return Product(a, b, bias, c, (m, n, k), rows, layout)
+    return Product(a, b, bias, c, (m, n, k), rows, layout, is_batch_invariant)
 
 
 def _step(operand: Operand, d: int) -> int:

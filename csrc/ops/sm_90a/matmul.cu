@@ -84,10 +84,11 @@ int64_t bytes_of_sums(int columns) { return int64_t{4} * kRows * columns; }
 
 // The kernel and the parts of K that take the least time.
 Variant best_variant(Planner& planner, const Product& product) {
-  const int64_t m = planned_rows(planner, product.m);
+  const int64_t m = product.planned_m();
   const int64_t multiprocessors = std::max(planner.device.multiprocessors(), 1);
   const int64_t asked = planner.tuned(Tunable::kProductsColumns);
-  const int64_t asked_parts = planner.tuned(Tunable::kProductsSplit);
+  const int64_t asked_parts =
+      product.is_batch_invariant ? 1 : planner.tuned(Tunable::kProductsSplit);
   const bool is_exchanged = m <= planner.tuned(Tunable::kProductsSwap);
   std::vector<int> widths(std::begin(kWidths), std::end(kWidths));
   if (is_exchanged) widths.assign(std::begin(kExchangedWidths), std::end(kExchangedWidths));
@@ -156,8 +157,8 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
   const bool is_a_along_k = operands->a.major == Major::kK;
   const bool is_b_along_k = operands->b.major == Major::kK;
   // As BLAS names layouts: whether a row-major reader would call A, and B, transposed.
-  planner.choose(std::string(is_a_along_k ? "N" : "T") + (is_b_along_k ? "T" : "N"),
-                 {product.m, product.n, product.k, product.batches.numel}, {product.a});
+  choose_numbers(planner, product,
+                 std::string(is_a_along_k ? "N" : "T") + (is_b_along_k ? "T" : "N"));
   const Variant variant = best_variant(planner, product);
   Address<char> sums;
   if (variant.parts > 1) {

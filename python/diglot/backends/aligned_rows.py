@@ -3,7 +3,7 @@
 A kernel sums a row in an order that depends on where the row begins, and on how far apart its
 elements are. Within `use_plans("invariant")` elements of a row must be neighbours, and each row
 must begin at a multiple of 16 bytes. A launcher of rows gets copies of other arrays, and its
-results are copied back.
+results are copied back. Products get their first operand by `in_even_rows`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def lies_in_rows(tensor: Tensor, dim: int) -> bool:
     # A partial access at a row's end may be read together with the data beside it. Kernels differ
     # in this, unless rows are equally far apart.
     is_whole = n * tensor.element_size() % BYTES == 0
-    is_even = all(far == size * near for (_, far), (size, near) in itertools.pairwise(others))
+    is_even = _are_even(others)
     return (
         (n == 1 or step == 1)
         and (is_whole or (is_even and all(stride > 0 for _, stride in others)))
@@ -123,6 +123,23 @@ def lies_in_rows(tensor: Tensor, dim: int) -> bool:
         and all(stride * tensor.element_size() % BYTES == 0 for _, stride in others)
         and _begins_aligned(tensor)
     )
+
+
+def _are_even(dimensions: list[tuple[int, int]]) -> bool:
+    """Whether dimensions of these sizes and strides are as one."""
+    return all(far == size * near for (_, far), (size, near) in itertools.pairwise(dimensions))
+
+
+def in_even_rows(tensor: Tensor) -> Tensor:
+    """A matrix, or a batch of them, in rows that lie as any number of rows may: the tensor, or a
+    copy. A matrix may also lie in columns.
+    """
+    others = [d for d in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if d[0] > 1]
+    if lies_in_rows(tensor, -1) and _are_even(others) and all(stride > 0 for _, stride in others):
+        return tensor
+    if tensor.dim() == 2 and tensor.stride(1) > 0 and lies_in_rows(tensor, -2):
+        return tensor
+    return _empty_rows(tensor, -1).copy_(tensor)
 
 
 def _begins_aligned(tensor: Tensor) -> bool:

@@ -7,16 +7,26 @@ from typing import Any
 from torch import Tensor
 
 from diglot.backends.runs import run
-from diglot.backends.selection import choose
 from diglot.define.operator import Operator
 from diglot.ops.add import add
-from diglot.ops.products import autocast, check_operands, multiply
+from diglot.ops.products import (
+    autocast,
+    check_operands,
+    choose_product,
+    hold_rows,
+    multiply,
+)
 from diglot.ops.sum_to_shape import unbroadcast
 from diglot.reference.matmul import rows_of
 
 
 def linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str | None = None
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
+    backend: str | None = None,
 ) -> Tensor:
     r"""Applies a linear layer, as `torch.nn.functional.linear`: input · weightᵀ + bias.
 
@@ -27,6 +37,7 @@ def linear(
         input: tensor (..., K) of any strides; float32, float16, bfloat16 or float64.
         weight: tensor (N, K), or a vector (K); of the dtype of `input`.
         bias: tensor (N), or (1); for a vector `weight`, a tensor (). Of the dtype of `input`.
+        batch_invariant: as in `diglot.matmul`.
         backend: as in `diglot.matmul`.
 
     Returns:
@@ -43,15 +54,16 @@ def linear(
     if kind.facts:
         input, weight, bias = autocast("linear", input, weight, bias)  # type: ignore[assignment]
     _check_shapes(input, weight, bias)
-    chosen = choose("linear", kind.device, backend)
+    chosen = choose_product("linear", kind.device, backend, batch_invariant)
     if weight.dim() == 2 and input.dim() > 1 and (bias is None or bias.dim() == 1):
-        return kind.call(input, weight, bias, chosen)
+        return kind.call(input, weight, bias, batch_invariant, chosen)
     # Views of vectors as matrices have other kinds.
     matrix, rows = weight if weight.dim() == 2 else weight[None], input
     out = _linear(
         rows[None] if rows.dim() == 1 else rows,
         matrix,
         bias.reshape(1) if bias is not None and bias.dim() == 0 else bias,
+        batch_invariant,
         chosen,
     )
     out = out.squeeze(-1) if weight.dim() == 1 else out
@@ -83,20 +95,25 @@ def _empty(input: Tensor, weight: Tensor) -> Tensor:
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 
-def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, backend: str) -> Tensor:
+def _fake(
+    input: Tensor, weight: Tensor, bias: Tensor | None, batch_invariant: bool, backend: str
+) -> Tensor:
     return _empty(input, weight)
 
 
-def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, backend: str) -> Tensor:
+def _forward(
+    input: Tensor, weight: Tensor, bias: Tensor | None, batch_invariant: bool, backend: str
+) -> Tensor:
     out = _empty(input, weight)
+    input, is_held = hold_rows(input, batch_invariant, backend)
     if bias is not None and bias.shape[0] != weight.shape[0]:
         bias = bias.expand(weight.shape[0]).contiguous()
-    run(backend, "linear", "linear_forward", input, weight, bias, out)
+    run(backend, "linear", "linear_forward", input, weight, bias, is_held, out)
     return out
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Tensor, Tensor]:
-    input, weight, bias, ctx.backend = inputs
+    input, weight, bias, ctx.batch_invariant, ctx.backend = inputs
     ctx.bias = None if bias is None else (bias.shape, bias.dtype)
     return input, weight
 
@@ -104,9 +121,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Tensor, Te
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     input, weight = ctx.saved_tensors
     needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    of_input = multiply(grad, weight, ctx.backend) if needs_input else None
-    of_weight = multiply(rows_of(grad).mT, rows_of(input), ctx.backend) if needs_weight else None
-    of_bias = None
+    of_input = of_weight = of_bias = None
+    if needs_input:
+        of_input = multiply(grad, weight, ctx.backend, ctx.batch_invariant)
+    if needs_weight:
+        of_weight = multiply(rows_of(grad).mT, rows_of(input), ctx.backend)
     if needs_bias:
         shape, dtype = ctx.bias
         of_bias = unbroadcast(grad, shape, dtype, 1, ctx.backend)
@@ -115,30 +134,30 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Te
 
 def _tangent(ctx: Any, of_input: Any, of_weight: Any, of_bias: Any) -> Tensor:
     input, weight = ctx.saved_tensors
-    backend = ctx.backend
+    backend, how = ctx.backend, (ctx.batch_invariant, ctx.backend)
     if of_input is None and of_weight is None:
         return of_bias.expand(*input.shape[:-1], weight.shape[0])
     parts = []
     if of_input is not None:
-        parts.append(_linear(of_input, weight, of_bias, backend))
+        parts.append(_linear(of_input, weight, of_bias, *how))
         of_bias = None
     if of_weight is not None:
-        parts.append(_linear(input, of_weight, of_bias, backend))
+        parts.append(_linear(input, of_weight, of_bias, *how))
     return parts[0] if len(parts) == 1 else add(*parts, backend=backend)
 
 
 def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-    input, weight, bias, backend = args
+    input, weight, bias, batch_invariant, backend = args
     of_input, of_weight, of_bias = in_dims[:3]
     if of_input is not None:
         input = input.movedim(of_input, 0)
     if of_weight is None and of_bias is None:
-        return _linear(input, weight, bias, backend), 0
+        return _linear(input, weight, bias, batch_invariant, backend), 0
     if of_weight is not None:  # a matrix for each sample, before the input's own dimensions
         weight = weight.movedim(of_weight, 0)
         ones = (1,) * (input.dim() - 2 - (of_input is not None))
         weight = weight.reshape(weight.shape[0], *ones, *weight.shape[1:])
-    out = multiply(input, weight.mT, backend)
+    out = multiply(input, weight.mT, backend, batch_invariant)
     if bias is None:
         return out, 0
     if of_bias is not None:
@@ -149,7 +168,8 @@ def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) 
 
 
 _linear = Operator(
-    "linear(Tensor input, Tensor weight, Tensor? bias, str backend) -> Tensor",
+    "linear(Tensor input, Tensor weight, Tensor? bias, bool batch_invariant, str backend)"
+    " -> Tensor",
     forward=_forward,
     fake=_fake,
     save=_save,

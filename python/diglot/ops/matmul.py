@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from diglot.backends.selection import choose
-from diglot.ops.products import autocast, matmul_operator
+from diglot.ops.products import autocast, choose_product, matmul_operator
 
 
-def matmul(input: torch.Tensor, other: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
+def matmul(
+    input: torch.Tensor,
+    other: torch.Tensor,
+    *,
+    batch_invariant: bool = False,
+    backend: str | None = None,
+) -> torch.Tensor:
     r"""Multiplies matrices, vectors and batches of matrices, as `torch.matmul`.
 
     Our kernels compute a sum of products in float32 (float64 for float64) and round it once to the
@@ -23,6 +28,10 @@ def matmul(input: torch.Tensor, other: torch.Tensor, *, backend: str | None = No
             float64.
         other: tensor (..., K, N), or a vector (K); of the dtype of `input`. Dimensions before the
             last two broadcast.
+        batch_invariant: whether the bits of a row of the result must depend only on that row of
+            `input`, its length and `other`. Plans are then made for many rows, so few rows are
+            slower. It needs the backend "cuda" or "triton". `use_plans("invariant")` does so for
+            all calls. The gradient of `input` has it too.
         backend: as in `diglot.gelu`. "auto" takes PyTorch: no benchmark of ours is committed yet.
 
     Returns:
@@ -39,16 +48,17 @@ def matmul(input: torch.Tensor, other: torch.Tensor, *, backend: str | None = No
     kind = matmul_operator.known(input, other) or matmul_operator.learn(input, other)
     if kind.facts:
         input, other = autocast("matmul", input, other)  # type: ignore[assignment]
-    chosen = choose("matmul", kind.device, backend)
+    chosen = choose_product("matmul", kind.device, backend, batch_invariant)
     input_rank, other_rank = input.dim(), other.dim()
     if input_rank >= 2 and other_rank >= 2:
-        return kind.call(input, other, chosen)
+        return kind.call(input, other, batch_invariant, chosen)
     if input_rank == 0 or other_rank == 0:
         name = "input" if input_rank == 0 else "other"
         raise ValueError(f"matmul: {name} must have at least one dimension")
     # Views of vectors as matrices have other kinds.
     matrix = input[None] if input_rank == 1 else input
-    product = matmul_operator(matrix, other[:, None] if other_rank == 1 else other, chosen)
+    second = other[:, None] if other_rank == 1 else other
+    product = matmul_operator(matrix, second, batch_invariant, chosen)
     if other_rank == 1:
         product = product.squeeze(-1)
     return product.squeeze(-2 if other_rank > 1 else -1) if input_rank == 1 else product

@@ -12,8 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diglot.backends.aligned_rows import in_even_rows
+from diglot.backends.choosing import INVARIANT, mode
+from diglot.backends.compiled_order import order
 from diglot.backends.needs import prefer
 from diglot.backends.runs import run
+from diglot.backends.selection import BackendUnavailable, choose
 from diglot.define.operator import Operator
 from diglot.ops.add import add
 from diglot.ops.broadcasting import align_batches
@@ -23,8 +27,36 @@ from diglot.reference.matmul import rows_of
 
 # "auto" takes PyTorch's products: diglot's have no committed benchmark yet.
 AUTO_ORDER = ("torch", "cuda", "triton")
+# Its rows have one order of sums neither, so it comes last where rows must have one.
+HELD_ORDER = ("cuda", "triton", "torch")
+HELD = "{}, batch-invariant"  # an op's name there
 for _op in ("matmul", "linear"):
     prefer(_op, AUTO_ORDER)
+    prefer(HELD.format(_op), HELD_ORDER)
+
+
+def choose_product(
+    op: str, device: torch.device, backend: str | None, batch_invariant: bool
+) -> str:
+    """The backend that runs a product, as `choose`. One with `batch_invariant` does not run on
+    PyTorch, and within `use_plans("invariant")` others do only where no kernel of ours can.
+    """
+    name = HELD.format(op) if batch_invariant or order.is_held else op
+    chosen = choose(name, device, backend)
+    if batch_invariant and chosen == "torch" and device.type != "meta":
+        raise BackendUnavailable(
+            f"{op}: batch_invariant=True needs the backend 'cuda' or 'triton', which sum every row "
+            f"in one order; PyTorch's products promise none"
+        )
+    return chosen
+
+
+def hold_rows(input: Tensor, batch_invariant: bool, backend: str) -> tuple[Tensor, bool]:
+    """A product's first operand, and whether a row's bits must not depend on how many there are.
+    Then the operand is one whose rows all lie alike.
+    """
+    is_held = backend != "torch" and (batch_invariant or mode() == INVARIANT)
+    return (in_even_rows(input) if is_held else input), is_held
 
 
 def check_operands(op: str, **tensors: Tensor | None) -> bool:
@@ -99,18 +131,19 @@ def product_shape(input: Tensor, other: Tensor) -> tuple[int, ...]:
     return (*batch, input.shape[-2], other.shape[-1])
 
 
-def _empty_like_fake(input: Tensor, other: Tensor, backend: str) -> Tensor:
+def _empty_like_fake(input: Tensor, other: Tensor, batch_invariant: bool, backend: str) -> Tensor:
     return input.new_empty(product_shape(input, other))
 
 
-def _forward(input: Tensor, other: Tensor, backend: str) -> Tensor:
+def _forward(input: Tensor, other: Tensor, batch_invariant: bool, backend: str) -> Tensor:
     out = torch.empty(product_shape(input, other), dtype=input.dtype, device=input.device)
-    run(backend, "matmul", "matmul_forward", input, other, out)
+    input, is_held = hold_rows(input, batch_invariant, backend)
+    run(backend, "matmul", "matmul_forward", input, other, is_held, out)
     return out
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Tensor, Tensor]:
-    input, other, ctx.backend = inputs
+    input, other, ctx.batch_invariant, ctx.backend = inputs
     return input, other
 
 
@@ -118,15 +151,17 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     input, other = ctx.saved_tensors
     of_input = of_other = None
     if ctx.needs_input_grad[0]:
-        of_input = gradient_of_input(grad, input, other, ctx.backend)
+        of_input = gradient_of_input(grad, input, other, ctx.backend, ctx.batch_invariant)
     if ctx.needs_input_grad[1]:
         of_other = gradient_of_other(grad, input, other, ctx.backend)
     return of_input, of_other
 
 
-def gradient_of_input(grad: Tensor, input: Tensor, other: Tensor, backend: str) -> Tensor:
+def gradient_of_input(
+    grad: Tensor, input: Tensor, other: Tensor, backend: str, batch_invariant: bool = False
+) -> Tensor:
     """The gradient of the first operand: grad @ other.mT, summed where it was broadcast."""
-    product = multiply(grad, other.mT, backend)
+    product = multiply(grad, other.mT, backend, batch_invariant)
     return unbroadcast(product, input.shape, input.dtype, 1, backend)
 
 
@@ -144,22 +179,22 @@ def gradient_of_other(grad: Tensor, input: Tensor, other: Tensor, backend: str) 
 
 def _tangent(ctx: Any, of_input: Tensor | None, of_other: Tensor | None) -> Tensor:
     input, other = ctx.saved_tensors
-    parts = []
+    parts, how = [], (ctx.backend, ctx.batch_invariant)
     if of_input is not None:
-        parts.append(multiply(of_input, other, ctx.backend))
+        parts.append(multiply(of_input, other, *how))
     if of_other is not None:
-        parts.append(multiply(input, of_other, ctx.backend))
+        parts.append(multiply(input, of_other, *how))
     return parts[0] if len(parts) == 1 else add(*parts, backend=ctx.backend)
 
 
 def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-    input, other, backend = args
+    input, other, batch_invariant, backend = args
     first, second = align_batches((input, other), in_dims[:2])
-    return multiply(first, second, backend), 0
+    return multiply(first, second, backend, batch_invariant), 0
 
 
 matmul_operator = Operator(
-    "matmul(Tensor input, Tensor other, str backend) -> Tensor",
+    "matmul(Tensor input, Tensor other, bool batch_invariant, str backend) -> Tensor",
     forward=_forward,
     fake=_empty_like_fake,
     save=_save,
@@ -171,7 +206,7 @@ matmul_operator = Operator(
 )
 
 
-def multiply(input: Tensor, other: Tensor, backend: str) -> Tensor:
+def multiply(input: Tensor, other: Tensor, backend: str, batch_invariant: bool = False) -> Tensor:
     """input @ other, of at least two dimensions each, on a backend that is already chosen."""
-    result: Tensor = matmul_operator(input, other, backend)
+    result: Tensor = matmul_operator(input, other, batch_invariant, backend)
     return result

@@ -12,6 +12,7 @@ def linear_forward(
     input: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
+    batch_invariant: bool,
     out: torch.Tensor,
     scratch: torch.Tensor | None,
 ) -> str:

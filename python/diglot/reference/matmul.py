@@ -9,9 +9,13 @@ from diglot.reference.specs import Expected, OpSpec, nbytes
 
 
 def matmul_forward(
-    input: torch.Tensor, other: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor | None
+    input: torch.Tensor,
+    other: torch.Tensor,
+    batch_invariant: bool,
+    out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
-    """out = input @ other, by PyTorch's own op."""
+    """out = input @ other, by PyTorch's own op, which promises no order of sums."""
     if other.dim() == 2:
         torch.mm(rows_of(input), other, out=rows_of(out))
     else:

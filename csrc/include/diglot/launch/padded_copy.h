@@ -85,7 +85,7 @@ inline bool is_worth_copies(const Device& device, const Product& product, int64_
   constexpr int64_t kOfLaunch = 1 << 18, kOfByte = 4, kTile = 64;
   const auto tiles = [](int64_t size) { return (size + kTile - 1) / kTile; };
   const int64_t multiprocessors = std::max(device.multiprocessors(), 1);
-  const int64_t all = tiles(product.m) * tiles(product.n) * product.batches.numel;
+  const int64_t all = tiles(product.planned_m()) * tiles(product.n) * product.batches.numel;
   const int64_t busiest = (all + multiprocessors - 1) / multiprocessors * kTile * kTile * product.k;
   return busiest > kOfLaunch + 2 * bytes * kOfByte / multiprocessors;
 }

@@ -17,9 +17,13 @@ struct Product {
   int64_t m, n, k;
   MatrixStrides of_a, of_b, of_c;
   Layout<3> batches;  // in C, A and B
+  // Whether a row's bits must not depend on M. Plans are then made for many rows.
+  bool is_batch_invariant = false;
 
   Product(const Operand& a, const Operand& b, const Operand* bias, const Operand& c)
       : Product({&a, &b, bias, &c}, {c, a, b}) {}
+
+  int64_t planned_m() const { return is_batch_invariant ? int64_t{1} << 16 : m; }
 
   // Whether nothing but the bias is summed, or nothing at all is written.
   bool is_empty() const { return m == 0 || n == 0 || batches.numel == 0; }
@@ -93,6 +97,14 @@ struct Product {
     }
   }
 };
+
+// Takes the numbers that measured best for such products, which depend on M. `layout` names how the
+// operands lie.
+inline void choose_numbers(Planner& planner, const Product& product, std::string layout) {
+  if (product.is_batch_invariant) return;
+  planner.choose(std::move(layout), {product.m, product.n, product.k, product.batches.numel},
+                 {product.a});
+}
 
 // Plans a product on tensor cores; false if its kernels cannot take it.
 using TensorCorePlanner = bool (*)(Planner& planner, const Product& product);

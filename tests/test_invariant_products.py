@@ -1,0 +1,162 @@
+"""Products whose rows have the same bits however many there are: `batch_invariant=True`, and
+`use_plans("invariant")`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from backends import DEVICE, KERNELS
+from product_cases import assert_product, laid_out, normal, surrounded
+
+import diglot
+from diglot.backends.aligned_rows import in_even_rows, lies_in_rows
+from diglot.backends.plans import Device, plan_runs
+
+MOST = 300  # rows
+N, K = 24, 152
+FEW = (1, 2, 16, 17, 63, 64, 65, 127, 128, 129, 299)
+DTYPES = [torch.bfloat16, torch.float32]
+WAYS = {
+    "argument": (contextlib.nullcontext, {"batch_invariant": True}),
+    "context": (lambda: diglot.use_plans("invariant"), {}),
+}
+each_way = pytest.mark.parametrize("way", WAYS)
+each_backend = pytest.mark.parametrize("backend", KERNELS)
+
+
+def operands(dtype, rows=MOST, n=N, k=K):
+    return normal(rows, k, dtype=dtype), normal(k, n, dtype=dtype), normal(n, dtype=dtype)
+
+
+def assert_rows(rows, dtype, backend, way):
+    context, option = WAYS[way]
+    a, b, bias = operands(dtype)
+    option = {**option, "backend": backend}
+    with context():
+        product, sum_ = diglot.matmul(a, b, **option), diglot.linear(a, b.mT, bias, **option)
+        assert_product(product, a, b)
+        assert_product(sum_, a, b, bias)
+        for m in rows:
+            part = slice(MOST - m, MOST) if m % 2 else slice(m)
+            assert torch.equal(diglot.matmul(a[part], b, **option), product[part]), m
+            assert torch.equal(diglot.linear(a[part], b.mT, bias, **option), sum_[part]), m
+
+
+@each_way
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_backend
+def test_few_numbers_of_rows(backend, dtype, way):
+    assert_rows(FEW if way == "argument" else FEW[:3], dtype, backend, way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_backend
+def test_every_number_of_rows(backend, dtype):
+    assert_rows(range(1, MOST + 1), dtype, backend, "argument")
+
+
+@pytest.mark.parametrize("k", [40, 77])
+@each_backend
+def test_rows_that_lie_otherwise(backend, k):
+    """A row alone, with gaps, at an odd place, transposed, in a batch, or for all."""
+    a, b, _ = operands(torch.bfloat16, rows=12, k=k)
+    option = {"batch_invariant": True, "backend": backend}
+    expected = diglot.matmul(a, b, **option)
+    for name, given, rows in [
+        ("apart", surrounded(a), slice(None)),
+        ("transposed", laid_out(a, True), slice(None)),
+        ("one, transposed", laid_out(a, True)[3:4], slice(3, 4)),
+        ("one, apart", surrounded(a)[5:6], slice(5, 6)),
+        ("every other", a.repeat_interleave(2, 0)[1::2], slice(None)),
+    ]:
+        assert torch.equal(diglot.matmul(given, b, **option), expected[rows]), name
+    batch = a.view(3, 4, k)
+    assert torch.equal(diglot.matmul(batch, b, **option), expected.view(3, 4, N))
+    assert torch.equal(diglot.matmul(batch[:, :2], b, **option), expected.view(3, 4, N)[:, :2])
+    assert torch.equal(diglot.matmul(a[2:3].expand(5, k), b, **option), expected[2:3].expand(5, N))
+    assert torch.equal(diglot.matmul(a[2], b, **option), expected[2])
+
+
+@each_backend
+def test_gradients(backend):
+    """A row of the input's gradient has the same bits too."""
+    a, b, bias = operands(torch.bfloat16, rows=70)
+    grad = normal(70, N, dtype=torch.bfloat16)
+
+    def gradient(function, rows):
+        leaf = a[:rows].clone().requires_grad_()
+        return torch.autograd.grad(function(leaf), leaf, grad[:rows])[0]
+
+    option = {"batch_invariant": True, "backend": backend}
+    for function in (
+        lambda x: diglot.matmul(x, b, **option),
+        lambda x: diglot.linear(x, b.mT, bias, **option),
+    ):
+        with diglot.record_runs() as runs:
+            whole = gradient(function, 70)
+        assert not any("exchanged" in run.variant for run in runs)
+        for rows in (1, 9, 64):
+            assert torch.equal(gradient(function, rows), whole[:rows])
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="plans of named devices")
+@each_way
+@each_backend
+def test_plans_do_not_depend_on_rows(backend, way):
+    """Neither the kernel nor its order of sums, where others exchange operands or split K."""
+    context, option = WAYS[way]
+    b, odd = (torch.empty(1024, n, dtype=torch.bfloat16) for n in (4096, 4095))
+    for other in (b, odd):
+        found = set()
+        for m in (1, 16, 64, 128, 300, 4096):
+            a = torch.empty(m, 1024, dtype=torch.bfloat16)
+            with context(), plan_runs(Device(90, 132, 228 << 10, True, "h200")) as runs:
+                diglot.matmul(a, other, **option, backend=backend)
+            plan = runs[-1].plan
+            found.add((plan.variant, plan.launches[-1].kernel))
+        assert len(found) == 1, found
+        assert "exchanged" not in plan.variant and "parts" not in plan.variant
+
+
+def test_the_backend():
+    """PyTorch's products promise no order, so they are no answer to the argument."""
+    a, b, bias = operands(torch.float32, rows=3)
+    for backend in ("torch", "auto") if DEVICE == "cpu" else ("torch",):
+        with pytest.raises(diglot.BackendUnavailable, match=r"batch.invariant"):
+            diglot.matmul(a, b, batch_invariant=True, backend=backend)
+        with pytest.raises(diglot.BackendUnavailable, match=r"batch.invariant"):
+            diglot.linear(a, b.mT, bias, batch_invariant=True, backend=backend)
+    meta = torch.empty(3, K, device="meta")
+    assert diglot.matmul(meta, b.to("meta"), batch_invariant=True).shape == (3, N)
+    with diglot.use_plans("invariant"):
+        assert_product(diglot.matmul(a, b), a, b)
+        assert diglot.last_run().backend == ("torch" if DEVICE == "cpu" else "cuda")
+    assert_product(diglot.matmul(a, b), a, b)
+    assert diglot.last_run().backend == "torch"
+
+
+@each_backend
+def test_compiled_graphs(backend):
+    torch._dynamo.reset()
+    a, b, bias = operands(torch.bfloat16, rows=20)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def layer(x):
+        return diglot.linear(x, b.mT, bias, batch_invariant=True, backend=backend)
+
+    assert torch.equal(layer(a)[3:6], layer(a[3:6]))
+    torch._dynamo.reset()
+
+
+def test_what_is_copied():
+    a, columns = normal(6, 32, dtype=torch.bfloat16), normal(32, 8, dtype=torch.bfloat16).mT
+    for given in (a, a[2:], a[:, 8:24], columns, a.view(2, 3, 32)):
+        assert in_even_rows(given) is given
+    for given in (a[:, 1:9], a[:, ::2], a[:1].expand(6, 32), laid_out(a, True),
+                  a.view(2, 3, 32)[:, :2], normal(3, 33, dtype=a.dtype)):  # fmt: skip
+        copy = in_even_rows(given)
+        assert copy is not given and torch.equal(copy, given) and lies_in_rows(copy, -1)
