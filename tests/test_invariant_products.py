@@ -8,7 +8,7 @@ import contextlib
 
 import pytest
 import torch
-from backends import DEVICE, KERNELS
+from backends import CUDA, DEVICE, KERNELS, SLOW_TRITON
 from product_cases import assert_product, laid_out, normal, surrounded
 
 import diglot
@@ -17,7 +17,7 @@ from diglot.backends.plans import Device, plan_runs
 
 MOST = 300  # rows
 N, K = 24, 152
-FEW = (1, 2, 16, 17, 63, 64, 65, 127, 128, 129, 299)
+FEW = (1, 64, 17, 129)
 DTYPES = [torch.bfloat16, torch.float32]
 WAYS = {
     "argument": (contextlib.nullcontext, {"batch_invariant": True}),
@@ -49,7 +49,7 @@ def assert_rows(rows, dtype, backend, way):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @each_backend
 def test_few_numbers_of_rows(backend, dtype, way):
-    assert_rows(FEW if way == "argument" else FEW[:3], dtype, backend, way)
+    assert_rows(FEW if way == "argument" else FEW[:2], dtype, backend, way)
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_the_backend():
     assert diglot.last_run().backend == "torch"
 
 
-@each_backend
+@pytest.mark.parametrize("backend", [CUDA, SLOW_TRITON])
 def test_compiled_graphs(backend):
     torch._dynamo.reset()
     a, b, bias = operands(torch.bfloat16, rows=20)
