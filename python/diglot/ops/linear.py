@@ -6,16 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
+from diglot.backends.batch_invariance import choose_invariant, hold_rows
 from diglot.backends.runs import run
 from diglot.define.operator import Operator
 from diglot.ops.add import add
-from diglot.ops.products import (
-    autocast,
-    check_operands,
-    choose_product,
-    hold_rows,
-    multiply,
-)
+from diglot.ops.products import autocast, check_operands, multiply
 from diglot.ops.sum_to_shape import unbroadcast
 from diglot.reference.matmul import rows_of
 
@@ -54,7 +49,7 @@ def linear(
     if kind.facts:
         input, weight, bias = autocast("linear", input, weight, bias)  # type: ignore[assignment]
     _check_shapes(input, weight, bias)
-    chosen = choose_product("linear", kind.device, backend, batch_invariant)
+    chosen = choose_invariant("linear", kind.device, backend, batch_invariant)
     if weight.dim() == 2 and input.dim() > 1 and (bias is None or bias.dim() == 1):
         return kind.call(input, weight, bias, batch_invariant, chosen)
     # Views of vectors as matrices have other kinds.

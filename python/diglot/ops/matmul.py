@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from diglot.ops.products import autocast, choose_product, matmul_operator
+from diglot.backends.batch_invariance import choose_invariant
+from diglot.ops.products import autocast, matmul_operator
 
 
 def matmul(
@@ -48,7 +49,7 @@ def matmul(
     kind = matmul_operator.known(input, other) or matmul_operator.learn(input, other)
     if kind.facts:
         input, other = autocast("matmul", input, other)  # type: ignore[assignment]
-    chosen = choose_product("matmul", kind.device, backend, batch_invariant)
+    chosen = choose_invariant("matmul", kind.device, backend, batch_invariant)
     input_rank, other_rank = input.dim(), other.dim()
     if input_rank >= 2 and other_rank >= 2:
         return kind.call(input, other, batch_invariant, chosen)

@@ -12,12 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diglot.backends.aligned_rows import in_even_rows
-from diglot.backends.choosing import INVARIANT, mode
-from diglot.backends.compiled_order import order
+from diglot.backends.batch_invariance import declare_invariant, hold_rows
 from diglot.backends.needs import prefer
 from diglot.backends.runs import run
-from diglot.backends.selection import BackendUnavailable, choose
 from diglot.define.operator import Operator
 from diglot.ops.add import add
 from diglot.ops.broadcasting import align_batches
@@ -27,36 +24,9 @@ from diglot.reference.matmul import rows_of
 
 # "auto" takes PyTorch's products: diglot's have no committed benchmark yet.
 AUTO_ORDER = ("torch", "cuda", "triton")
-# Its rows have one order of sums neither, so it comes last where rows must have one.
-HELD_ORDER = ("cuda", "triton", "torch")
-HELD = "{}, batch-invariant"  # an op's name there
 for _op in ("matmul", "linear"):
     prefer(_op, AUTO_ORDER)
-    prefer(HELD.format(_op), HELD_ORDER)
-
-
-def choose_product(
-    op: str, device: torch.device, backend: str | None, batch_invariant: bool
-) -> str:
-    """The backend that runs a product, as `choose`. One with `batch_invariant` does not run on
-    PyTorch, and within `use_plans("invariant")` others do only where no kernel of ours can.
-    """
-    name = HELD.format(op) if batch_invariant or order.is_held else op
-    chosen = choose(name, device, backend)
-    if batch_invariant and chosen == "torch" and device.type != "meta":
-        raise BackendUnavailable(
-            f"{op}: batch_invariant=True needs the backend 'cuda' or 'triton', which sum every row "
-            f"in one order; PyTorch's products promise none"
-        )
-    return chosen
-
-
-def hold_rows(input: Tensor, batch_invariant: bool, backend: str) -> tuple[Tensor, bool]:
-    """A product's first operand, and whether a row's bits must not depend on how many there are.
-    Then the operand is one whose rows all lie alike.
-    """
-    is_held = backend != "torch" and (batch_invariant or mode() == INVARIANT)
-    return (in_even_rows(input) if is_held else input), is_held
+    declare_invariant(_op)
 
 
 def check_operands(op: str, **tensors: Tensor | None) -> bool:
