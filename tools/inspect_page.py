@@ -119,6 +119,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from diglot.tools.resources import read_compiled
+
 specification = importlib.util.spec_from_file_location("product", sys.argv[1])
 product = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(product)
@@ -126,28 +128,25 @@ types = dict.fromkeys(("a", "b", "c"), "*fp16") | {"SIZE": "constexpr"}
 hints = {(i,): [["tt.divisibility", 16]] for i in range(3)}
 source = ASTSource(product.product, types, {"SIZE": 64}, hints)
 compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
-open(sys.argv[2], "wb").write(compiled.asm["cubin"])
-print(json.dumps({"ttgir": compiled.asm["ttgir"], "shared": compiled.metadata.shared}))
+told = {"ttgir": compiled.asm["ttgir"], "shared": compiled.metadata.shared}
+print(json.dumps(told | {"sass": read_compiled(compiled).stages["sass"].decode()}))
 """
 
 
 def of_product(page: str) -> dict[str, str]:
     """The excerpts of the page's own kernel."""
-    from diglot.tools.inspect import triton_sass
-
     (kernel,) = re.findall(r"```python\n(import triton\n.*?)```", page, re.DOTALL)
     environment = {n: v for n, v in os.environ.items() if not n.endswith("_INTERPRET")}
     with tempfile.TemporaryDirectory() as folder:
-        source, cubin = Path(folder) / "product.py", Path(folder) / "product.cubin"
+        source = Path(folder) / "product.py"
         source.write_text(kernel)
-        command = [sys.executable, "-c", COMPILE, str(source), str(cubin)]
+        command = [sys.executable, "-c", COMPILE, str(source)]
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-        sass = triton_sass(cubin.read_bytes())
     compiled = json.loads(done.stdout)
     allocations = r"local_alloc", r"dot"
     return {
         "product-ttgir": code("mlir", lines(compiled["ttgir"], *allocations, most=2)),
-        "product-sass": code("", lines(sass, "STS", r"BAR\.SYNC", "HGMMA")),
+        "product-sass": code("", lines(compiled["sass"], "STS", r"BAR\.SYNC", "HGMMA")),
         "product-shared": f"`metadata.shared`: {compiled['shared']} bytes.",
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Ceiling:
     dtype: str
     unit: str
     bytes: int | None = None
-    shape: tuple[int, ...] | None = None
+    shape: Sequence[int] | None = None
     verified: bool = False
     rate: float | None = None
     time_us: float | None = None
@@ -140,9 +141,7 @@ def parse(content: Any, path: str | Path) -> Ceilings:
     try:
         rows = []
         for row in content["rows"]:
-            shape = row.get("shape")
-            known = {name: value for name, value in row.items() if name in names}
-            rows.append(Ceiling(**{**known, "shape": None if shape is None else tuple(shape)}))
+            rows.append(Ceiling(**{name: row[name] for name in names & row.keys()}))
             _check(rows[-1])
         return Ceilings(
             gpu=str(content["gpu"]),

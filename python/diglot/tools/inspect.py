@@ -9,7 +9,6 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from diglot.files import check_folder, writing
 from diglot.names import suggestion, unknown_name
 from diglot.reference.specs import find_call
 from diglot.tools import cuda_library
-from diglot.tools.machine_code import ResourcesUnavailable, dump, read_listing
+from diglot.tools.machine_code import ResourcesUnavailable
 from diglot.tools.occupancy import Occupancy, find_limits, occupancy
 from diglot.tools.resources import (
     DEFAULT_ARCHITECTURE,
@@ -35,7 +34,7 @@ from diglot.tools.resources import (
 )
 
 # What a language's compiler leaves of a kernel, in order, beside what is told of it: "resources".
-STAGES = {"cuda": ("ptx", "cubin", "sass"), "triton": (*TRITON_STAGES, "sass")}
+STAGES = {"cuda": ("ptx", "cubin", "sass"), "triton": TRITON_STAGES}
 RESOURCES = "resources"
 BINARY = "cubin"  # the one stage that is no text
 DEFAULT_SHAPE = (4096, 4096)
@@ -166,15 +165,6 @@ def _pick(kernels: Sequence[InspectedKernel], wanted: str) -> tuple[InspectedKer
     return picked
 
 
-def triton_sass(cubin: bytes) -> str:
-    """The instructions in a cubin of one kernel, one a line."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        (listing,) = read_listing(dump("-sass", str(path))).values()
-    return listing
-
-
 _CUDA: dict[str, Callable[[str, str], str | bytes]] = {
     "ptx": cuda_library.cuda_ptx,
     "cubin": cuda_library.cuda_cubin,
@@ -186,15 +176,8 @@ def _cuda_stages(name: str, architecture: str, stages: Sequence[str]) -> dict[st
     return {stage: _CUDA[stage](name, architecture) for stage in stages if stage in _CUDA}
 
 
-def _triton_stages(kept: Mapping[str, bytes], stages: Sequence[str]) -> dict[str, str | bytes]:
-    found: dict[str, str | bytes] = {
-        stage: of if stage == BINARY else of.decode()
-        for stage, of in kept.items()
-        if stage in stages
-    }
-    if "sass" in stages:
-        found["sass"] = triton_sass(kept["cubin"])
-    return found
+def _triton_stages(compiled: Mapping[str, bytes]) -> dict[str, str | bytes]:
+    return {name: of if name == BINARY else of.decode() for name, of in compiled.items()}
 
 
 def inspect(
@@ -246,7 +229,7 @@ def inspect(
             reasons.setdefault("cuda" if is_all else "cuda ptx", str(error))
     asked = [of for of in languages if of not in reasons]
     wanted = [stage for stage in stages if f"cuda {stage}" not in reasons]
-    kept = tuple(of for of in TRITON_STAGES if of in stages or (of == BINARY and "sass" in stages))
+    kept = tuple(of for of in TRITON_STAGES if of in stages)
     answers = kernels_of_calls(list(calls.values()), architecture, asked, kept) if asked else []
     found: list[InspectedKernel] = []
     for language in asked:
@@ -275,7 +258,7 @@ def inspect(
                     ),
                     _cuda_stages(resources.name, architecture, wanted)
                     if language == "cuda"
-                    else _triton_stages(compiled, stages),
+                    else _triton_stages(compiled),
                 )
             )
     if not found:

@@ -26,6 +26,7 @@ from diglot.tools.machine_code import (
     check_architecture,
     demangle,
     dump,
+    read_listing,
     read_sass,
     read_usage,
 )
@@ -134,16 +135,16 @@ class CompiledKernel:
     """A Triton kernel, and what its compiler made of it on the way.
 
     Attributes:
-        stages: the source's TTIR, TTGIR, LLVM IR and PTX, by the names "ttir", "ttgir", "llir" and
-            "ptx", and "cubin".
+        stages: by the names of `TRITON_STAGES`.
     """
 
     resources: KernelResources
     stages: Mapping[str, bytes]
 
 
-# What Triton's compiler keeps of its stages, in order.
-TRITON_STAGES = ("ttir", "ttgir", "llir", "ptx", "cubin")
+# What Triton's compiler makes, in order: TTIR, TTGIR, LLVM IR, PTX and machine code; and the
+# instructions of the latter, one a line.
+TRITON_STAGES = ("ttir", "ttgir", "llir", "ptx", "cubin", "sass")
 
 
 def compile_stages(specialization: Any, architecture: str = DEFAULT_ARCHITECTURE) -> CompiledKernel:
@@ -166,13 +167,14 @@ def compile_stages(specialization: Any, architecture: str = DEFAULT_ARCHITECTURE
 
 def read_compiled(compiled: Any) -> CompiledKernel:
     """Reads what Triton compiled: a `triton.compiler.CompiledKernel`."""
-    kept = {stage: compiled.asm[stage] for stage in TRITON_STAGES}
+    kept = {stage: compiled.asm[stage] for stage in TRITON_STAGES[:-1]}
     stages = {name: of.encode() if isinstance(of, str) else of for name, of in kept.items()}
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(stages["cubin"])
         usage = read_usage(dump("--dump-resource-usage", str(cubin)))
         sass = dump("-sass", str(cubin))
+    stages["sass"] = "".join(read_listing(sass).values()).encode()
     # Not as cuobjdump calls it: one that is older than the ptxas in use leaves out the "a" of
     # sm_90a (12.8, which Triton 3.6 has, of 13.0, which PyTorch's compiler has Triton use).
     (target,) = re.findall(r"^\.target (sm_\w+)", stages["ptx"].decode(), re.MULTILINE)
