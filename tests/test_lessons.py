@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -168,6 +169,75 @@ def test_triton_rows(monkeypatch):
     for modifier in past.CHANGES.values():
         total = past.sums("triton", modifier, 3, x)
         torch.testing.assert_close(total.sum(1), 3 * x.sum(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(128, 256, 64), (100, 300, 72), (264, 520, 8)], ids=str)
+def test_a_short_product(monkeypatch, sizes):
+    short = load("short_product", monkeypatch)
+    monkeypatch.setattr(short, "TILE", (64, 64, 32))
+    m, n, k = sizes
+    a, b = (torch.randint(-3, 4, s, device=DEVICE).half() for s in ((m, k), (k, n)))
+    out = torch.full((m, n), torch.nan, device=DEVICE, dtype=a.dtype)
+    short.product(a, b, out)
+    assert torch.equal(out, (a.double() @ b.double()).half())
+    assert short.lines() < short.LIMIT == 25
+
+
+def test_a_product_that_tunes(monkeypatch):
+    """The launch of each configuration, by an autotuner that takes the first one."""
+    study = load("profile_study", monkeypatch)
+    a, b = torch.randint(-3, 4, (2, 96, 96), device=DEVICE).half()
+    for config in study.CONFIGS:
+
+        class Tuned:
+            def __init__(self, kernel, config=config):
+                self.kernel, self.meta = kernel, config.kwargs
+
+            def __getitem__(self, grid):
+                return functools.partial(self.kernel[grid(self.meta)], **self.meta)
+
+        monkeypatch.setattr(study.triton, "autotune", lambda configs, key, made=Tuned: made)
+        result = study.tuned_by_triton()(a, b)
+        assert torch.equal(result, (a.double() @ b.double()).half())
+
+
+def test_two_halves_of_a_product(monkeypatch):
+    halves = load("two_halves", monkeypatch)
+    a, b = (torch.randint(-4, 5, (136, 136), device=DEVICE).bfloat16() for _ in range(2))
+    expected = (a.double() @ b.double()).bfloat16()
+    for parts in halves.PARTS:
+        c = torch.full_like(a, torch.nan)
+        assert halves.try_case(halves.call_of(parts, 2, a, b, c), c, expected) is None
+
+    class Refused:
+        def run(self):
+            raise halves.OutOfResources(262144, 232448, "shared memory")
+
+    said = halves.try_case(Refused(), c, expected)
+    assert said == "OutOfResources: shared memory, 262144 of 232448"
+
+
+def test_types_of_dot(monkeypatch):
+    types = load("dot_types", monkeypatch)
+    a, b = torch.randn(2, 64, 64, device=DEVICE)
+    errors = {}
+    for case in types.CASES:
+        call, c = types.call_of(*case, a, b)
+        call.run()
+        left, right = (matrix.to(c.dtype).double() for matrix in (a, b))
+        errors[case] = ((c.double() - left @ right).norm() / (left @ right).norm()).item()
+    tf32, restored, ieee = (errors["float32", p] for p in ("tf32", "tf32x3", "ieee"))
+    assert ieee < 1e-6 and restored < 1e-5 < 1e-4 < tf32 < 3e-3
+    assert errors["float16", ""] < 1e-3 < errors["bfloat16", ""] < 1e-2
+
+
+@pytest.mark.slow
+def test_names_of_kernels(monkeypatch):
+    chosen = load("chosen_kernels", monkeypatch)
+    x = torch.randn(64, 64, device=DEVICE)
+    row = chosen.row_of(lambda: chosen.formula(x))
+    assert row["kernels"] == 9 and row["kernel"]
+    assert chosen.in_mode(chosen.product, None) is chosen.product
 
 
 def test_seeds_of_rows(monkeypatch):

@@ -146,7 +146,9 @@ SAID = {
     "bank_conflicts": (0, "steps of 32 reads", [None, 32, 1, 1, None]),
     "block_size": (0, "bytes a load", lambda widths: set(widths) == {4, 8, 16}),
     "carveout": (0, "the window", lambda said: said.count("fits") == 10),
+    "chosen_kernels": (0, "kernels", lambda kernels: kernels[0] == 9),
     "device_memory": (1, "exit status", [int(DEVICE == "cpu")]),
+    "dot_types": (0, "tensor cores by", lambda said: said.index("none") == len(said) - 1 == 4),
     "fusion": (1, "times the bytes", lambda times: times[:3] == [11, 1, 1]),
     "grid_of_meta": (0, "blocks", lambda blocks: blocks[0] > blocks[1]),
     "hierarchy": (-1, "PTX", lambda ptx: "%smid" in ptx[0]),
@@ -161,10 +163,12 @@ SAID = {
     "ptx": (0, "st", ["8 st.global.b32", "2 st.global.v4.b32"]),
     "random_rows": (0, "kept", lambda kept: kept[0] == kept[1] and 0.6 < kept[0] < 0.9),
     "same_line": (0, "lines", lambda lines: lines[0] > lines[1] >= lines[2] == 1),
+    "short_product": (0, "way", lambda ways: int(ways[0].split()[0]) < 25),
     "spilling": (0, "spilled bytes", lambda spilled: spilled[0] == 0 < spilled[3]),
     "stages": (0, "fits 227 KiB", ["yes"] * 6 + ["no"]),
     "swizzle": (0, "steps of a read", [8, 1, 1]),
     "three_axes": (0, "blocks", lambda blocks: blocks[0] == blocks[1] > 1),
+    "two_halves": (0, "fits", ["yes", "yes", "no", "no", "yes", "yes", "yes", "no"]),
     "two_listings": (0, "bytes a load", [4, 16]),
 }
 

@@ -3,28 +3,37 @@
     python examples/lessons/profile_study.py
 
 A product of float16 matrices, (12288 x 10240) @ (10240 x 2048), is called twice under PyTorch's
-profiler, each call in a range with a name: i_0 and i_1. The function is compiled by `torch.compile`
-in the mode "max-autotune" (without CUDA graphs, to see the launches). In i_0 that compiles many
-kernels, runs each, and keeps the fastest; i_1 launches the one that won. So the first call says
-nothing of a kernel's speed, and a service calls each shape once before it opens. Without a GPU the
-matrices are small and the ranges are the same.
+profiler, each call in a range with a name: i_0 and i_1. Two ways tune in i_0, and launch one kernel
+in i_1. `torch.compile` in the mode "max-autotune" (without CUDA graphs, to see the launches)
+compares cuBLAS with kernels that it generates. `triton.autotune` runs our own short kernel in three
+configurations, and clears the L2 cache between runs. So the first call says nothing of a kernel's
+speed, and a service calls each shape once before it opens. Without a GPU the matrices are small,
+the ranges are the same, and only `torch.compile` runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from lesson import DEVICE, ON_GPU, Row, Table, check_equal, show
 
 # isort: split
 import torch
+import triton
+from short_product import product_kernel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from diglot.tools.profile_engines import silence_kineto
 
 SIZES = (12288, 10240, 2048) if ON_GPU else (96, 80, 16)
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 DTYPE = torch.float16 if ON_GPU else torch.float32
 CALLS = 2
+CONFIGS = [
+    triton.Config({"BM": 128, "BN": 128, "BK": 64, "GROUP": 8}, num_warps=4, num_stages=3),
+    triton.Config({"BM": 64, "BN": 128, "BK": 64, "GROUP": 8}, num_warps=8, num_stages=3),
+    triton.Config({"BM": 128, "BN": 256, "BK": 64, "GROUP": 8}, num_warps=8, num_stages=3),
+]
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -32,13 +41,26 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 
 
-def study() -> list[Row]:
-    """A row for each call: its time, and its kernels, or without a GPU its operators."""
+def tuned_by_triton() -> Product:
+    """The short kernel, with an autotuner of its own."""
+    tuned = triton.autotune(CONFIGS, key=["M", "N", "K"])(product_kernel)
+
+    def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        (m, k), n = a.shape, b.shape[1]
+        out = a.new_empty(m, n)
+        tuned[lambda meta: (triton.cdiv(m, meta["BM"]) * triton.cdiv(n, meta["BN"]),)](
+            a, b, out, m, n, k
+        )
+        return out
+
+    return call
+
+
+def study(by: str, tuned: Product) -> list[Row]:
+    """A row for each call of a function that tunes: its time, and on a GPU its kernels."""
     rows, inner, columns = SIZES
     a = torch.randn(rows, inner, device=DEVICE, dtype=DTYPE)
     b = torch.randn(inner, columns, device=DEVICE, dtype=DTYPE)
-    tuned = torch.compile(product, mode="max-autotune-no-cudagraphs")
-    silence_kineto()
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * ON_GPU
     with profile(activities=activities) as done:
         for i in range(CALLS):
@@ -58,7 +80,7 @@ def study() -> list[Row]:
             if e.device_type.name == "CUDA" and begin <= e.time_range.start <= end
             and not e.name.startswith(("i_", "Mem"))
         ]  # fmt: skip
-        row: Row = {"call": call.name, "ms": (end - begin) / 1e3}
+        row: Row = {"by": by, "call": call.name, "ms": (end - begin) / 1e3}
         row["kernels"] = len(kernels) if ON_GPU else None
         found.append({**row, "last kernel": kernels[-1][:60] if kernels else None})
     return found
@@ -66,10 +88,19 @@ def study() -> list[Row]:
 
 def main() -> Iterator[Table]:
     """The first call against the next one."""
-    rows = study()
-    first, second = (row["ms"] for row in rows)
-    yield Table(f"{DTYPE}, {SIZES[0]} x {SIZES[1]} @ {SIZES[1]} x {SIZES[2]}, max-autotune", rows)
-    yield Table("The first call against the next", [{"times as long": first / second}])
+    silence_kineto()
+    ways: dict[str, Product] = {}
+    ways["torch.compile"] = torch.compile(product, mode="max-autotune-no-cudagraphs")
+    if ON_GPU:
+        ways["triton.autotune"] = tuned_by_triton()
+    studies = {by: study(by, tuned) for by, tuned in ways.items()}
+    title = f"{DTYPE}, {SIZES[0]} x {SIZES[1]} @ {SIZES[1]} x {SIZES[2]}"
+    yield Table(title, [row for rows in studies.values() for row in rows])
+    ratios = {by: first["ms"] / second["ms"] for by, (first, second) in studies.items()}
+    yield Table(
+        "The first call against the next",
+        [{"by": by, "times as long": ratio} for by, ratio in ratios.items()],
+    )
 
 
 if __name__ == "__main__":

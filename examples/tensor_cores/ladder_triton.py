@@ -165,7 +165,7 @@ def grouped(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, programs: int) ->
     return Call(product_grouped, (rows * columns, 1), _pointers(a, b, c), constants, options)
 
 
-def _persistent(
+def persistent_step(
     kernel: Any, tile: tuple[int, int, int], stages: int, warps: int = 8, parts: int | None = None
 ) -> Callable[..., Call]:
     """A step whose programs compute several tiles; in `parts` stored by the host's descriptors."""
@@ -189,8 +189,8 @@ def _persistent(
 STEPS: dict[str, Callable[..., Call]] = {
     "naive": naive,
     "grouped": grouped,
-    "persistent": _persistent(product_persistent, SMALL, 3),
-    "descriptors": _persistent(product_by_descriptors, WIDE, 3, parts=1),
-    "halves": _persistent(product_by_descriptors, WIDE, 4, parts=2),
-    "specialised": _persistent(product_specialised, WIDE, 3, warps=4),
+    "persistent": persistent_step(product_persistent, SMALL, 3),
+    "descriptors": persistent_step(product_by_descriptors, WIDE, 3, parts=1),
+    "halves": persistent_step(product_by_descriptors, WIDE, 4, parts=2),
+    "specialised": persistent_step(product_specialised, WIDE, 3, warps=4),
 }

@@ -1,0 +1,79 @@
+"""What torch.compile chooses: one fused kernel for a formula, and the fastest of many products.
+
+    python examples/lessons/chosen_kernels.py
+
+By itself `torch.compile` fuses a formula into a Triton kernel, whose name in a profile lists its
+operators. A product stays cuBLAS's. In the mode "max-autotune" it also generates Triton kernels for
+products, measures them beside cuBLAS, and keeps the fastest. The name in the profile says which
+won. How much that gains depends on the shape, and is measured here. Without a GPU the formula's
+operators are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from fusion import formula
+from lesson import ON_GPU, Row, Table, add_times, check_equal, show
+
+# isort: split
+import torch
+
+import diglot
+
+SHAPES = ((4096, 4096, 4096), (16, 8192, 8192), (2048, 1152, 1024))  # M, N, K
+MODES = {"PyTorch": None, "default": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+
+
+def in_mode(function: Callable[..., torch.Tensor], mode: str | None) -> Callable[..., torch.Tensor]:
+    """A function as it is, or compiled in a mode."""
+    return function if mode is None else torch.compile(function, mode=mode, dynamic=False)
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b."""
+    return a @ b
+
+
+def kernels_of(call: Callable[[], object]) -> dict[str, int]:
+    """The kernels that a call launches, without a GPU its operators; and how many of each."""
+    done = diglot.profile_call(call, warmup=1, repeat=1, frames=False)
+    counts: dict[str, int] = {}
+    for of in done.kernels_by_op().values():
+        for name, count in of.kernels.items():
+            counts[name] = counts.get(name, 0) + count
+    return counts
+
+
+def row_of(call: Callable[[], object]) -> Row:
+    """How many kernels a call launches, and the name of the one that it launches most."""
+    kernels = kernels_of(call)
+    name = max(kernels, key=lambda each: kernels[each])
+    return {"kernels": sum(kernels.values()), "kernel": name[:60]}
+
+
+def main() -> Iterator[Table]:
+    """The formula; then on a GPU products of several shapes."""
+    x = torch.randn(4096, 4096, device="cuda") if ON_GPU else torch.randn(128, 128)
+    modes = dict(list(MODES.items())[: 2 if ON_GPU else 1])
+    calls = [partial(in_mode(formula, mode), x) for mode in modes.values()]
+    rows: list[Row] = [{"by": by, **row_of(call)} for by, call in zip(modes, calls, strict=True)]
+    check_equal(calls[-1](), formula(x), 1e-5)
+    add_times(rows, calls)
+    yield Table(f"GELU's formula of {len(x)} x {len(x)} numbers", rows)
+    for m, n, k in SHAPES if ON_GPU else ():
+        a, b = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in ((m, k), (k, n)))
+        calls = [partial(in_mode(product, mode), a, b) for mode in MODES.values()]
+        for call in calls:
+            check_equal(call().float() / k**0.5, product(a, b).float() / k**0.5, 1e-2)
+        rows = [{"by": by, **row_of(call)} for by, call in zip(MODES, calls, strict=True)]
+        add_times(rows, calls)
+        for row in rows:
+            row["speed over PyTorch"] = rows[0]["µs"] / row["µs"]
+        torch.compiler.reset()
+        yield Table(f"A product of {m} x {k} by {k} x {n}, bfloat16", rows)
+
+
+if __name__ == "__main__":
+    show(main)
