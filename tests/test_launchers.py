@@ -52,7 +52,7 @@ def test_every_op_has_launchers():
                                  "layer_norm", "log_softmax", "rms_norm", "softmax", "standardize")
           for d in ("forward", "backward")),
         "add_layer_norm_forward", "add_rms_norm_forward", "matmul_forward", "linear_forward",
-        "scaled_mm_forward",
+        "scaled_mm_forward", "grouped_mm_forward",
         "clip_grad_norm", "grid_barrier_check",
         "philox_words",
     }  # fmt: skip

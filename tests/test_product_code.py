@@ -70,6 +70,15 @@ def test_scaled_in_cuda(tmp_path):
 
 
 @pytest.mark.slow
+def test_groups_in_cuda(tmp_path):
+    """The same of groups, in two widths."""
+    for code in compiled("sm_90a/grouped_mm.cu", 2, tmp_path):
+        assert len(re.findall(r"\bHGMMA\.64x(128|256)x16\.F32\.BF16", code)) == 4 * 4
+        assert all(name in code for name in NAMES)
+        assert not re.search(r"\b(LDL|STL)\b", code)
+
+
+@pytest.mark.slow
 def test_copies_in_cuda(tmp_path):
     """A lane moves 16 bytes at once, but for the ends of lines."""
     for code in compiled("sm_90a/padded_copy.cu", 1, tmp_path):

@@ -9,6 +9,7 @@ from diglot.ops.gaussian_pdf import gaussian_pdf
 from diglot.ops.gelu import gelu
 from diglot.ops.global_softmax import global_softmax
 from diglot.ops.grid_barrier_check import GridBarrierCheck, grid_barrier_check
+from diglot.ops.grouped_mm import grouped_mm
 from diglot.ops.layer_norm import layer_norm
 from diglot.ops.linear import linear
 from diglot.ops.log_softmax import log_softmax
@@ -29,6 +30,7 @@ __all__ = [
     "gelu",
     "global_softmax",
     "grid_barrier_check",
+    "grouped_mm",
     "layer_norm",
     "linear",
     "log_softmax",

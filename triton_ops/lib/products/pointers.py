@@ -32,6 +32,30 @@ def multiply_by_pointers(
         BLOCK: rows, columns and depth of a tile.
     """
     a, b, bias, c = pointers
+    index = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    if index < tiles[2]:
+        tile_row, tile_column, batch = tile_of(index, tiles[0], tiles[1], GROUP)
+        if RANK > 0:
+            c += strided_offset(batch, batch_sizes, batch_starts[0], batch_strides[0], RANK, True)
+            a += strided_offset(batch, batch_sizes, batch_starts[1], batch_strides[1], RANK, True)
+            b += strided_offset(batch, batch_sizes, batch_starts[2], batch_strides[2], RANK, True)
+        else:
+            c += batch_starts[0]
+            a += batch_starts[1]
+            b += batch_starts[2]
+        multiply_tile(
+            (a, b, bias, c), sizes, strides, bias_stride, tile_row, tile_column, PRECISION, VECTORS,
+            BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def multiply_tile(
+    pointers, sizes, strides, bias_stride, tile_row, tile_column, PRECISION: tl.constexpr,
+    VECTORS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tile of C = A B + bias. Arguments are those of `multiply_by_pointers`, of one product."""
+    a, b, bias, c = pointers
     m, n, k = sizes
     a_row, a_column = strides[0]
     b_row, b_column = strides[1]
@@ -44,30 +68,19 @@ def multiply_by_pointers(
     DOWN_B: tl.constexpr = VECTORS[2]
     ALONG_B: tl.constexpr = VECTORS[3]
     ACCUMULATOR: tl.constexpr = tl.float64 if c.dtype.element_ty == tl.float64 else tl.float32
-    index = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
-    if index < tiles[2]:
-        tile_row, tile_column, batch = tile_of(index, tiles[0], tiles[1], GROUP)
-        if RANK > 0:
-            c += strided_offset(batch, batch_sizes, batch_starts[0], batch_strides[0], RANK, True)
-            a += strided_offset(batch, batch_sizes, batch_starts[1], batch_strides[1], RANK, True)
-            b += strided_offset(batch, batch_sizes, batch_starts[2], batch_strides[2], RANK, True)
-        else:
-            c += batch_starts[0]
-            a += batch_starts[1]
-            b += batch_starts[2]
-        row = tile_row * BM + tl.arange(0, BM)
-        column = tile_column * BN + tl.arange(0, BN)
-        depth = tl.arange(0, BK).to(tl.int64)
-        sums = tl.zeros((BM, BN), ACCUMULATOR)
-        for start in range(0, k, BK):
-            at = start + depth
-            tile_a = load_tile(a, row, at, row < m, at < k, a_row, a_column, DOWN_A, ALONG_A)
-            tile_b = load_tile(b, at, column, at < k, column < n, b_row, b_column, DOWN_B, ALONG_B)
-            sums = dot(tile_a, tile_b, sums, PRECISION)
-        for half in tl.static_range(2):
-            first = tile_column * BN + half * (BN // 2)
-            part = finish(half_of(sums, half), first, n, bias, bias_stride)
-            store_tile(c, part, tile_row * BM, first, m, n, c_row, c_column)
+    row = tile_row * BM + tl.arange(0, BM)
+    column = tile_column * BN + tl.arange(0, BN)
+    depth = tl.arange(0, BK).to(tl.int64)
+    sums = tl.zeros((BM, BN), ACCUMULATOR)
+    for start in range(0, k, BK):
+        at = start + depth
+        tile_a = load_tile(a, row, at, row < m, at < k, a_row, a_column, DOWN_A, ALONG_A)
+        tile_b = load_tile(b, at, column, at < k, column < n, b_row, b_column, DOWN_B, ALONG_B)
+        sums = dot(tile_a, tile_b, sums, PRECISION)
+    for half in tl.static_range(2):
+        first = tile_column * BN + half * (BN // 2)
+        part = finish(half_of(sums, half), first, n, bias, bias_stride)
+        store_tile(c, part, tile_row * BM, first, m, n, c_row, c_column)
 
 
 @triton.jit

@@ -122,11 +122,10 @@ DIGLOT_DEVICE void multiply_tiles(Value (&sums)[Shape::kSide][Shape::kSide], con
 }
 
 // sums += A B, for the block's tile. It begins at `row` and `column`. after(step) follows the
-// products of each step.
-template <typename Shape, typename Value, typename A, typename B, typename After>
+// products of each step. A product has sizes, steps and strides, as FmaProduct.
+template <typename Shape, typename Value, typename A, typename B, typename Product, typename After>
 DIGLOT_DEVICE void sum_products(Value (&sums)[Shape::kSide][Shape::kSide], const A* a, const B* b,
-                                const FmaProduct& product, int64_t row, int64_t column,
-                                After after) {
+                                const Product& product, int64_t row, int64_t column, After after) {
   __shared__ __align__(16) Value tiles[2][2][Shape::kElements];
   FmaLoader<A, Shape> rows(a + row * product.a.row, product.a.row, product.a.column,
                            product.m - row);
@@ -157,19 +156,15 @@ DIGLOT_DEVICE void sum_products(Value (&sums)[Shape::kSide][Shape::kSide], const
   }
 }
 
-// Computes the block's tile.
-template <typename T, typename Shape>
-DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const Epilogue<T>& epilogue,
-                                   const FmaProduct& product) {
+// Computes a tile of C.
+template <typename T, typename Shape, typename Product>
+DIGLOT_DEVICE void multiply_tile(const T* a, const T* b, const Product& product,
+                                 const Epilogue<T>& epilogue, const Tile& tile) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int64_t index = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
-  if (index >= product.schedule.count()) return;
-  const Tile tile = product.schedule.tile(index);
-  const auto [start_c, start_a, start_b] = product.batches.offsets_by_loop(tile.batch).array;
   const auto start_of = [](int number) { return int64_t{number} * Shape::kTile; };
   const int64_t row = start_of(tile.row), column = start_of(tile.column);
   compute_t<T> sums[Shape::kSide][Shape::kSide] = {};
-  sum_products<Shape>(sums, a + start_a, b + start_b, product, row, column, [](int) {});
+  sum_products<Shape>(sums, a, b, product, row, column, [](int) {});
   const auto for_each = [&](auto visit) {
     DIGLOT_UNROLL
     for (int j = 0; j < Shape::kSide; ++j) {
@@ -181,9 +176,19 @@ DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const Epilogue<T>& ep
       }
     }
   };
-  const Epilogue<T> here = epilogue.moved(start_c);
-  here.finish(for_each);
-  here.store(for_each);
+  epilogue.finish(for_each);
+  epilogue.store(for_each);
+}
+
+// Computes the block's tile.
+template <typename T, typename Shape>
+DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const Epilogue<T>& epilogue,
+                                   const FmaProduct& product) {
+  const int64_t index = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  if (index >= product.schedule.count()) return;
+  const Tile tile = product.schedule.tile(index);
+  const auto [start_c, start_a, start_b] = product.batches.offsets_by_loop(tile.batch).array;
+  multiply_tile<T, Shape>(a + start_a, b + start_b, product, epilogue.moved(start_c), tile);
 }
 
 }  // namespace diglot

@@ -130,42 +130,63 @@ DIGLOT_DEVICE BatchPlace operator*(const BatchPlace& place, const TmaBatch& batc
   return {place.inner * batch.step[0], place.outer * batch.step[1]};
 }
 
+// Where a step's tiles of A and B begin, and in which matrices of a batch they are.
+struct StepPlace {
+  int row, column, depth;
+  BatchPlace in_a, in_b;
+};
+
+// Fills the next stage of the ring.
+template <typename Shape>
+DIGLOT_DEVICE void produce_stage(typename Shape::Shared& shared, Ring<Shape::kStages>& ring,
+                                 Mbarrier* full, Mbarrier* empty, const TensorMap& a,
+                                 const TensorMap& b, Major major_a, Major major_b,
+                                 const StepPlace& place) {
+  // Along N, K-major tiles have no more columns than C's; N-major ones have whole panels.
+  const uint32_t bytes_b =
+      major_b == Major::kK ? Shape::kColumns * Shape::kDepth * 2 : Shape::kBytesB;
+  // The phase before a new barrier's first counts as ended: the first round waits for nobody.
+  empty[ring.stage].wait(ring.parity ^ 1);
+  full[ring.stage].arrive_expect(Shape::kBytesA + bytes_b);
+  load_tile<Shape::kRows, Shape::kDepth, Shape::kLine>(a, shared.a[ring.stage], full[ring.stage],
+                                                       major_a, place.row, place.depth, place.in_a);
+  load_tile<Shape::kColumns, Shape::kDepth, Shape::kLine>(
+      b, shared.b[ring.stage], full[ring.stage], major_b, place.column, place.depth, place.in_b);
+  ring.advance();
+}
+
 // Fills the ring for all tiles of the block.
 template <typename Shape>
 DIGLOT_DEVICE void produce_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
                                   const TensorMap& a, const TensorMap& b,
                                   const WgmmaProduct& product) {
-  // Along N, K-major tiles have no more columns than C's; N-major ones have whole panels.
-  const uint32_t bytes_b =
-      product.major_b == Major::kK ? Shape::kColumns * Shape::kDepth * 2 : Shape::kBytesB;
   Ring<Shape::kStages> ring;
   for (int64_t index = blockIdx.x; index < product.schedule.count(); index += gridDim.x) {
     const TilePart part = product.schedule.part(index);
     const Tile tile = part.tile;
-    const BatchPlace place = place_in_batch(product, tile.batch);
-    const BatchPlace place_a = place * product.in_a, place_b = place * product.in_b;
-    for (int step = part.first; step < part.end; ++step) {
-      // The phase before a new barrier's first counts as ended: the first round waits for nobody.
-      empty[ring.stage].wait(ring.parity ^ 1);
-      full[ring.stage].arrive_expect(Shape::kBytesA + bytes_b);
-      const int depth = step * Shape::kDepth;
-      load_tile<Shape::kRows, Shape::kDepth, Shape::kLine>(a, shared.a[ring.stage],
-                                                           full[ring.stage], product.major_a,
-                                                           tile.row * Shape::kRows, depth, place_a);
-      load_tile<Shape::kColumns, Shape::kDepth, Shape::kLine>(
-          b, shared.b[ring.stage], full[ring.stage], product.major_b, tile.column * Shape::kColumns,
-          depth, place_b);
-      ring.advance();
+    const BatchPlace batch = place_in_batch(product, tile.batch);
+    StepPlace place{tile.row * Shape::kRows, tile.column * Shape::kColumns,
+                    part.first * Shape::kDepth, batch * product.in_a, batch * product.in_b};
+    for (int step = part.first; step < part.end; ++step, place.depth += Shape::kDepth) {
+      produce_stage<Shape>(shared, ring, full, empty, a, b, product.major_a, product.major_b,
+                           place);
     }
   }
 }
 
+// Leaves a stage as TMA filled it.
+struct AsLoaded {
+  template <typename TileA, typename TileB>
+  DIGLOT_DEVICE void operator()(TileA, TileB, int, int) const {}
+};
+
 // sums = a consumer's rows of a tile of C. The products of a stage run while the next one's are
-// issued; then the stage before is free.
-template <typename T, typename Shape, Major kMajorA, Major kMajorB>
+// issued; then the stage before is free. `prepare(TileA{}, TileB{}, stage, step)` may change a full
+// stage before.
+template <typename T, typename Shape, Major kMajorA, Major kMajorB, typename Prepare>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kStages>& ring,
                                    typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
-                                   int first_row, int steps) {
+                                   int first_row, int steps, const Prepare& prepare) {
   using TileA = typename Shape::template TileA<kMajorA>;
   using TileB = typename Shape::template TileB<kMajorB>;
   constexpr MmaType kType = kMmaType<T>;
@@ -176,6 +197,7 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kSta
   fence_accumulators(sums);
   for (int step = 0; step < steps; ++step) {
     full[ring.stage].wait(ring.parity);
+    prepare(TileA{}, TileB{}, ring.stage, step);
     const uint32_t a = shared_address(shared.a[ring.stage]);
     const uint32_t b = shared_address(shared.b[ring.stage]);
     wgmma_fence();
@@ -192,24 +214,25 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kSta
   }
   wgmma_wait<0>();
   fence_accumulators(sums);
-  if (is_speaker) empty[previous].arrive();
+  if (steps > 0 && is_speaker) empty[previous].arrive();
 }
 
 // The same for the operands' layout: one mainloop for each.
-template <typename T, typename Shape>
+template <typename T, typename Shape, typename Prepare = AsLoaded>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kStages>& ring,
                                    typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
-                                   int first_row, int steps, const WgmmaProduct& product) {
+                                   int first_row, Major order_a, Major order_b, int steps,
+                                   const Prepare& prepare = {}) {
   const auto multiply = [&](auto major_a, auto major_b) {
     multiply_stages<T, Shape, decltype(major_a)::value, decltype(major_b)::value>(
-        sums, ring, shared, full, empty, first_row, steps);
+        sums, ring, shared, full, empty, first_row, steps, prepare);
   };
   constexpr std::integral_constant<Major, Major::kK> kAlongK;
   constexpr std::integral_constant<Major, Major::kMn> kAlongMn;
-  if (product.major_a == Major::kK) {
-    product.major_b == Major::kK ? multiply(kAlongK, kAlongK) : multiply(kAlongK, kAlongMn);
+  if (order_a == Major::kK) {
+    order_b == Major::kK ? multiply(kAlongK, kAlongK) : multiply(kAlongK, kAlongMn);
   } else {
-    product.major_b == Major::kK ? multiply(kAlongMn, kAlongK) : multiply(kAlongMn, kAlongMn);
+    order_b == Major::kK ? multiply(kAlongMn, kAlongK) : multiply(kAlongMn, kAlongMn);
   }
 }
 
@@ -228,21 +251,26 @@ DIGLOT_DEVICE void for_each_sum(float (&sums)[kSums], int row, int column, int m
   }
 }
 
+// The number of this warpgroup among the consumers. By a shuffle, so that the compiler knows that a
+// warp has one number, and one descriptor of A.
+DIGLOT_DEVICE int consumer_number() {
+  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
+  return __shfl_sync(0xffffffffu, warpgroup, 0) - 1;
+}
+
 // Multiplies and stores all tiles of the block.
 template <typename T, typename Shape>
 DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
                                   const TensorMap& map_c, const Epilogue<T>& epilogue,
                                   char* scratch, const WgmmaProduct& product) {
-  // By a shuffle, so that the compiler knows that a warp has one number, and one descriptor of A.
-  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
-  const int consumer = __shfl_sync(0xffffffffu, warpgroup, 0) - 1;
+  const int consumer = consumer_number();
   const int first_row = consumer * Shape::kConsumerRows;
   Ring<Shape::kStages> ring;
   for (int64_t index = blockIdx.x; index < product.schedule.count(); index += gridDim.x) {
     const TilePart part = product.schedule.part(index);
     float sums[Shape::kSums];
-    multiply_stages<T, Shape>(sums, ring, shared, full, empty, first_row, part.end - part.first,
-                              product);
+    multiply_stages<T, Shape>(sums, ring, shared, full, empty, first_row, product.major_a,
+                              product.major_b, part.end - part.first);
     const int parts = product.schedule.parts, barrier = 1 + consumer;
     if (parts > 1 && !add_parts<Shape::kConsumers>(sums, scratch, part, parts, consumer, barrier)) {
       continue;
@@ -268,10 +296,10 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
   if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();
 }
 
-template <typename T, typename Shape>
-DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
-                                     const Epilogue<T>& epilogue, char* scratch,
-                                     const WgmmaProduct& product) {
+// Shares a block's warpgroups out: produce(shared, full, empty) by one thread, and consume(...) by
+// the consumers.
+template <typename Shape, typename Produce, typename Consume>
+DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume) {
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   __shared__ Mbarrier full[Shape::kStages], empty[Shape::kStages];
@@ -283,11 +311,24 @@ DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, con
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
     release_registers<40>();
-    if (threadIdx.x == 0) produce_stages<Shape>(shared, full, empty, a, b, product);
+    if (threadIdx.x == 0) produce(shared, full, empty);
   } else {
     take_registers<232>();
-    consume_stages<T, Shape>(shared, full, empty, map_c, epilogue, scratch, product);
+    consume(shared, full, empty);
   }
+}
+
+template <typename T, typename Shape>
+DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
+                                     const Epilogue<T>& epilogue, char* scratch,
+                                     const WgmmaProduct& product) {
+  share_out<Shape>(
+      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
+        produce_stages<Shape>(shared, full, empty, a, b, product);
+      },
+      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
+        consume_stages<T, Shape>(shared, full, empty, map_c, epilogue, scratch, product);
+      });
 }
 
 }  // namespace diglot

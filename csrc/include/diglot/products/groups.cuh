@@ -1,0 +1,65 @@
+// The tiles of a product of groups. Offsets in the GPU's memory say where groups end, so blocks
+// find their tiles themselves. Twin of triton_ops/lib/products/groups.py.
+#pragma once
+
+#include "diglot/products/schedule.cuh"
+
+namespace diglot {
+
+// A group, its range of the divided dimension, and the numbers of its tiles, [first, last).
+struct Group {
+  int number = -1;
+  int64_t begin = 0, end = 0;
+  int64_t first = 0, last = 0;
+
+  DIGLOT_HOST_DEVICE int64_t size() const { return end - begin; }
+};
+
+// Groups divide a dimension of `size`: C's rows, or K. Group g ends at offsets[g]. An offset below
+// an earlier one makes an empty group, and one past the end is the end, so that no offset leads out
+// of bounds. Rows past the last offset are one more group, of zeros.
+//
+// Tiles go group by group. Within a group they are in the order of `TileSchedule`.
+struct GroupSchedule {
+  int groups;
+  int64_t size;
+  int tile;     // rows of a tile, where groups divide rows; 0 where they divide K
+  int rows;     // of tiles, where groups divide K: then each group has all of them
+  int columns;  // of tiles
+  int height;   // rows of tiles that make a group of `TileSchedule`
+
+  // Moves `group` on to the group of tile `index`. False if there is no such tile. Blocks ask for
+  // ascending tiles, so they read each offset once.
+  DIGLOT_HOST_DEVICE bool find(const int32_t* offsets, int64_t index, Group& group) const {
+    const int last = tile == 0 ? groups - 1 : groups;
+    while (index >= group.last && group.number < last) {
+      ++group.number;
+      group.begin = group.end;
+      const int64_t end = group.number < groups ? offsets[group.number] : size;
+      group.end = end < group.begin ? group.begin : end < size ? end : size;
+      group.first = group.last;
+      group.last += int64_t{rows_of(group)} * columns;
+    }
+    return index < group.last;
+  }
+
+  // The tile, of a group that `find` found.
+  DIGLOT_HOST_DEVICE Tile tile_of(const Group& group, int64_t index) const {
+    const TileSchedule schedule{rows_of(group), columns, 1, height};
+    const Tile within = schedule.tile(index - group.first);
+    return {within.row, within.column, group.number};
+  }
+
+  // No offsets make more tiles.
+  DIGLOT_HOST_DEVICE int64_t most() const {
+    const int64_t many = tile == 0 ? int64_t{groups} * rows : size / tile + groups + 1;
+    return many * columns;
+  }
+
+ private:
+  DIGLOT_HOST_DEVICE int rows_of(const Group& group) const {
+    return tile == 0 ? rows : static_cast<int>((group.size() + tile - 1) / tile);
+  }
+};
+
+}  // namespace diglot

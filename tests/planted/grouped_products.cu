@@ -1,0 +1,71 @@
+// Products of groups on tensor cores, for tests/test_grouped_mutations.py, which gives the headers
+// that this includes some faults. `in` holds bfloat16, A and then B, and behind them the offsets.
+#include "diglot/products/grouped_tensor_cores.cuh"
+#include "runner.h"
+
+namespace planted {
+
+using namespace diglot;
+
+using Shape = WgmmaShape<bfloat16, 64>;
+
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    multiply(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+             const __grid_constant__ TensorMap map_c, const int32_t* offsets,
+             const __grid_constant__ Epilogue<bfloat16> epilogue,
+             const __grid_constant__ GroupedWgmma product) {
+  multiply_groups_by_wgmma<bfloat16, Shape>(a, b, map_c, offsets, epilogue, product);
+}
+
+TensorMap map_of(const void* matrices, int count, int rows, int columns, uint32_t box_columns,
+                 uint32_t box_rows, Swizzle swizzle) {
+  const auto width = static_cast<uint64_t>(columns), bytes = width * sizeof(bfloat16);
+  const auto height = static_cast<uint64_t>(rows);
+  return tensor_map({TensorType::kBfloat16,
+                     matrices,
+                     {width, height, static_cast<uint64_t>(count), 1},
+                     {bytes, bytes * height, bytes * height},
+                     {box_columns, box_rows, 1, 1},
+                     {},
+                     swizzle});
+}
+
+constexpr int kGroups = 5, kRows = 200, kColumns = 72, kDepth = 136, kTiles = 2;
+
+// Rows are divided: A (kRows, kDepth) by rows, B (kGroups, kDepth, kColumns). Or K is, of the size
+// kRows: A (kRows, kDepth) holds the transpose, and B (kRows, kColumns).
+template <bool kDividesK>
+constexpr Start start_product = [](const Launch&, const float* in, float* out) {
+  const int m = kDividesK ? kDepth : kRows, matrices = kDividesK ? 1 : kGroups;
+  const int rows_b = kDividesK ? kRows : kDepth;
+  const auto* const a = reinterpret_cast<const bfloat16*>(in);
+  const bfloat16* const b = a + kRows * kDepth;
+  const auto* const offsets = reinterpret_cast<const int32_t*>(b + matrices * rows_b * kColumns);
+  const Epilogue<bfloat16> epilogue{
+      m, kColumns, nullptr, 0, reinterpret_cast<bfloat16*>(out), {kColumns, 1}};
+  const GroupSchedule schedule{kGroups, kRows, kDividesK ? 0 : Shape::kRows, kTiles, 2, 2};
+  const GroupedWgmma product{kDividesK ? Major::kMn : Major::kK,
+                             Major::kMn,
+                             schedule,
+                             kDividesK,
+                             kDepth,
+                             kDividesK ? 0 : 1,
+                             true,
+                             kDividesK ? m * kColumns : 0};
+  Launch how{3, Shape::kThreads};
+  how.shared_bytes = sizeof(Shape::Shared);
+  launch<multiply>(
+      how, nullptr,
+      map_of(a, 1, kRows, kDepth, 64, kDividesK ? Shape::kDepth : Shape::kRows, Swizzle::k128),
+      map_of(b, matrices, rows_b, kColumns, 64, Shape::kDepth, Swizzle::k128),
+      map_of(out, kDividesK ? kGroups : 1, m, kColumns, Shape::kPanel, Shape::kConsumerRows,
+             Swizzle::k64),
+      offsets, epilogue, product);
+};
+
+const std::vector<Entry> kernels = {
+    {"rows", start_product<false>},
+    {"K", start_product<true>},
+};
+
+}  // namespace planted

@@ -1,0 +1,91 @@
+"""Faults that are put into products of groups on tensor cores are found without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from backends import DEVICE, NEEDS_CUDA
+from planted.faults import NO_FAULT, Fault, plant
+from planted.library import ROOT
+
+from diglot.reference.grouped_mm import grouped_mm_oracle
+
+HEADERS = [
+    ROOT / "csrc/include/diglot/products" / name
+    for name in ("groups.cuh", "grouped_tensor_cores.cuh")
+]
+KERNELS = ROOT / "tests/planted/grouped_products.cu"
+ROWS, COLUMNS, DEPTH = 200, 72, 136
+ENDS = [70, 70, 75, 150, 190]  # an empty group, a short one, rows of none
+SEEDS = range(2)
+pytestmark = [
+    *NEEDS_CUDA,
+    pytest.mark.slow,
+    pytest.mark.skipif(DEVICE != "cpu", reason="it interprets kernels"),
+]
+
+FAULTS = {
+    "none": NO_FAULT,
+    "a tail is written into the next group": Fault(
+        "row + Shape::kConsumerRows <= place.end || place.end == m", "true"
+    ),
+    "a tail is written by threads": Fault(
+        "row, place.column, place.end, n", "row, place.column, m, n"
+    ),
+    "an empty group shifts the tiles": Fault(
+        "group.first = group.last;", "group.first = group.last + (group.size() == 0);"
+    ),
+    "offsets off by one": Fault("offsets[group.number]", "offsets[group.number] + 1"),
+    "offsets of the next group": Fault(
+        "group.number < groups ? offsets[group.number]",
+        "group.number + 1 < groups ? offsets[group.number + 1]",
+    ),
+    "rows of no group are left out": Fault("groups - 1 : groups;", "groups - 1 : groups - 1;"),
+    "the last group's matrix for all": Fault(
+        "group.number * b_step", "(schedule.groups - 1) * b_step"
+    ),
+    "the tail of K stays": Fault(
+        "if (step + 1 < steps || left == Shape::kDepth) return;", "return;"
+    ),
+    "the tail of B stays": Fault(
+        "  zero(b, TileB::offset, consumer * (Shape::kColumns / 2), Shape::kColumns / 2);\n", ""
+    ),
+    "no fence before the products": Fault(
+        "  fence_async_proxy();  // each thread's writes, before wgmma reads them\n", ""
+    ),
+    "no barrier before the products": Fault(
+        "  named_barrier_sync(1 + Shape::kConsumers, Shape::kConsumers * kWarpgroupThreads);\n", ""
+    ),
+    "K from the start": Fault(
+        "return {row, column, m, begin, size", "return {row, column, m, 0, size"
+    ),
+}
+
+
+def integers(*shape: int) -> torch.Tensor:
+    return torch.randint(-1, 2, shape).bfloat16()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name, tmp_path):
+    run = plant(FAULTS[name], HEADERS, KERNELS, tmp_path)
+    offsets = torch.tensor(ENDS, dtype=torch.int32)
+    a = integers(ROWS, DEPTH)
+    found = []
+    for kind, first, second in (
+        ("rows", a, integers(len(ENDS), DEPTH, COLUMNS)),
+        ("K", a.mT, integers(ROWS, COLUMNS)),
+    ):
+        if kind == "K":  # what is zeroed must not be multiplied by zero
+            second[75:150] = torch.inf
+        expected = grouped_mm_oracle(first, second, offsets).bfloat16()
+        bits = [t.flatten().view(torch.float32) for t in (a, second)]
+        values = torch.cat([*bits, offsets.view(torch.float32)])
+        for seed in SEEDS:
+            message, out = run(
+                kind, values=values, blocks=expected.numel() // 2, seed=seed, seconds=120
+            )
+            product = out.view(torch.bfloat16).view(expected.shape)
+            is_right = torch.equal(product.nan_to_num(7.5), expected.nan_to_num(7.5))
+            found.append(message or ("" if is_right else f"another product of {kind}"))
+    assert any(found) != (name == "none"), found

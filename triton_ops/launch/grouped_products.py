@@ -1,0 +1,86 @@
+"""A grouped product's operands, with groups of rows or of K. Twin of
+csrc/include/diglot/launch/grouped_products.h.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+# Relative, because mypy finds this folder under its name in the tree.
+from .plan import ACCESS_BYTES, Operand
+
+
+def transposed(operand: Operand) -> Operand:
+    """A matrix's transpose, or those of a batch of matrices."""
+    (*batch, rows, columns), (*steps, row, column) = operand.shape, operand.strides
+    return dataclasses.replace(
+        operand, shape=(*batch, columns, rows), strides=(*steps, column, row)
+    )
+
+
+@dataclass(frozen=True)
+class GroupedProduct:
+    """The operands of C = A B for each group.
+
+    Groups divide the rows of A and C, and each has a matrix of B. Or they divide K, and each has a
+    matrix of C. Groups of columns are rows of transposes.
+    """
+
+    a: Operand
+    b: Operand
+    offsets: Operand
+    c: Operand
+
+    @property
+    def divides_k(self) -> bool:
+        return self.b.dim() == 2
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """M, N and K of all groups."""
+        return self.a.shape[0], self.b.shape[-1], self.a.shape[1]
+
+    @property
+    def groups(self) -> int:
+        return self.offsets.numel()
+
+    @property
+    def divided(self) -> int:
+        """The size that groups divide."""
+        return self.sizes[2 if self.divides_k else 0]
+
+    def tiles(self, block: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Rows of tiles of each group, where groups divide K; columns; and how many tiles there are
+        in all, whatever the offsets.
+        """
+        m, n, _ = self.sizes
+        rows, columns = -(-m // block[0]), -(-n // block[1])
+        most = self.groups * rows if self.divides_k else m // block[0] + self.groups + 1
+        return rows, columns, most * columns
+
+    def vector(self, operand: Operand, is_b: bool) -> tuple[int, int]:
+        """The elements of 16-byte accesses, down a column or along a row of A or B: (1, 1) where
+        its runs of neighbours begin elsewhere, or end within such an access. A group may begin at
+        any place, so there are none along the dimension that groups divide.
+        """
+        elements = ACCESS_BYTES // operand.element_size()
+        *steps, row, column = operand.strides
+        divided = (0 if is_b else 1) if self.divides_k else (None if is_b else 0)
+        for inner, stride, outer in ((1, column, row), (0, row, column)):
+            shape = operand.shape[-2:]
+            others = steps + ([outer] if shape[1 - inner] > 1 else [])
+            if inner == divided or stride != 1 or shape[inner] % elements:
+                continue
+            if operand.is_aligned and all(step % elements == 0 for step in others):
+                return (elements, 1) if inner == 0 else (1, elements)
+        return 1, 1
+
+
+def grouped_product_of(
+    input: Operand, other: Operand, offsets: Operand, out: Operand
+) -> GroupedProduct:
+    """The product of these operands."""
+    if input.dim() == 3:
+        input, other, out = transposed(other), transposed(input), transposed(out)
+    return GroupedProduct(input, other, offsets, out)
