@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 import diglot
 from diglot.bench.elementwise import benchmark_of, copy_bar, is_big, on_device, small
 from diglot.bench.harness import (
+    OURS,
     RECORDED,
     Call,
     Case,
@@ -104,14 +106,8 @@ def _ours(backend: str, case: Case, tensors: Tensors) -> Call:
     return Ours(lambda: diglot.dropout(x, p, backend=backend))
 
 
-@benchmark.provider("cuda")
-def cuda(case: Case, tensors: Tensors) -> Call:
-    return _ours("cuda", case, tensors)
-
-
-@benchmark.provider("triton")
-def triton(case: Case, tensors: Tensors) -> Call:
-    return _ours("triton", case, tensors)
+for language in OURS:
+    benchmark.provider(language)(functools.partial(_ours, language))
 
 
 def _operands(case: Case, tensors: Tensors) -> tuple[torch.Tensor, ...]:

@@ -315,10 +315,6 @@ def run(folder: Path | None = None, chosen: Iterable[str] | None = None) -> Path
 
     The file is written after each part. A part that fails has a row that says why.
 
-    Args:
-        folder: where.
-        chosen: names of parts; by default all.
-
     Raises:
         RuntimeError: there is no GPU, or kernels are interpreted.
     """

@@ -25,6 +25,30 @@ REQUESTS = 500
 WIDTH, WIDE, TOKENS, POSITIONS = 384, 1536, 30522, 512
 
 
+# Of a layer's products: outputs and inputs.
+PRODUCTS = {
+    **{f"attention.self.{part}": (WIDTH, WIDTH) for part in ("query", "key", "value")},
+    "attention.output.dense": (WIDTH, WIDTH),
+    "intermediate.dense": (WIDE, WIDTH),
+    "output.dense": (WIDTH, WIDE),
+}
+
+
+def weight_shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The names and shapes of the encoder's weights."""
+    for name, count in (("word", TOKENS), ("token_type", 2), ("position", POSITIONS)):
+        yield f"embeddings.{name}_embeddings.weight", (count, WIDTH)
+    norms = ["embeddings"]
+    for layer in (f"encoder.layer.{number}" for number in range(network.LAYERS)):
+        norms += [f"{layer}.attention.output", f"{layer}.output"]
+        for name, shape in PRODUCTS.items():
+            yield f"{layer}.{name}.weight", shape
+            yield f"{layer}.{name}.bias", shape[:1]
+    for norm in norms:
+        yield f"{norm}.LayerNorm.weight", (WIDTH,)
+        yield f"{norm}.LayerNorm.bias", (WIDTH,)
+
+
 class RandomEncoder(network.Encoder):  # type: ignore[misc]
     """An encoder of random weights, which takes as long as the trained one."""
 
@@ -32,30 +56,9 @@ class RandomEncoder(network.Encoder):  # type: ignore[misc]
         self.ops, self.device, self.training = ops, device, False
         torch.manual_seed(0)
         self.weights = {
-            f"embeddings.{name}_embeddings.weight": self._random(count, WIDTH)
-            for name, count in (("word", TOKENS), ("token_type", 2), ("position", POSITIONS))
+            name: 0.05 * torch.randn(shape, device=device) + name.endswith("LayerNorm.weight")
+            for name, shape in weight_shapes()
         }
-        self._add_norm("embeddings")
-        for layer in range(network.LAYERS):
-            name = f"encoder.layer.{layer}"
-            for part in ("query", "key", "value"):
-                self._add_linear(f"{name}.attention.self.{part}", WIDTH, WIDTH)
-            self._add_linear(f"{name}.attention.output.dense", WIDTH, WIDTH)
-            self._add_linear(f"{name}.intermediate.dense", WIDE, WIDTH)
-            self._add_linear(f"{name}.output.dense", WIDTH, WIDE)
-            self._add_norm(f"{name}.attention.output")
-            self._add_norm(f"{name}.output")
-
-    def _random(self, *shape: int) -> torch.Tensor:
-        return 0.05 * torch.randn(*shape, device=self.device)
-
-    def _add_linear(self, name: str, outputs: int, inputs: int) -> None:
-        self.weights[f"{name}.weight"] = self._random(outputs, inputs)
-        self.weights[f"{name}.bias"] = self._random(outputs)
-
-    def _add_norm(self, name: str) -> None:
-        self.weights[f"{name}.LayerNorm.weight"] = 1 + self._random(WIDTH)
-        self.weights[f"{name}.LayerNorm.bias"] = self._random(WIDTH)
 
 
 def make_encoder() -> tuple[Any, str]:

@@ -5,6 +5,7 @@ A call is a launch with a thousand barriers and nothing in between.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -81,16 +82,9 @@ def _call(backend: str, barrier: str, case: Case, tensors: Tensors) -> Call:
     return lambda: start("wait")
 
 
-@benchmark.provider("cuda")
-def cuda(case: Case, tensors: Tensors) -> Call:
-    return _call("cuda", "diglot", case, tensors)
-
-
-@benchmark.provider("triton")
-def triton(case: Case, tensors: Tensors) -> Call:
-    return _call("triton", "diglot", case, tensors)
-
-
-@benchmark.provider("grid.sync()")
-def cooperative_groups(case: Case, tensors: Tensors) -> Call:
-    return _call("cuda", "grid.sync", case, tensors)
+for name, backend, barrier in (
+    ("cuda", "cuda", "diglot"),
+    ("triton", "triton", "diglot"),
+    ("grid.sync()", "cuda", "grid.sync"),
+):
+    benchmark.provider(name)(functools.partial(_call, backend, barrier))

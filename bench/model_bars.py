@@ -88,12 +88,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def reached(rows: Sequence[Row], ratios: Sequence[models.Ratio]) -> list[Reached]:
-    """What an op's cases in one direction and language reach, in the order of `HEADER`.
-
-    Args:
-        rows: the op's.
-        ratios: the same cases beside the best peer of each.
-    """
+    """What an op's cases in one direction and language reach, in the order of `HEADER`."""
     first = rows[0]
     language = OURS.index(first["provider"])
     bound = MEANS.get((first["op"], first["direction"]))

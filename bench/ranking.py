@@ -26,11 +26,7 @@ LINES_HEADER = ("lines of code", *(TITLES[name] for name in RANKED))
 
 
 def ranks(rows: Rows, among: Collection[str] = RANKED) -> dict[str, int]:
-    """The place of each provider that has a time, from 1; those within noise share a place.
-
-    Args:
-        rows: of one case, by provider.
-    """
+    """By provider with a time its place in a case, from 1; those within noise share a place."""
     timed = sorted(
         (row for row in rows.values() if "time_us" in row and row["provider"] in among),
         key=lambda row: row["time_us"],

@@ -34,7 +34,6 @@ class Ceiling:
         shape: of a matrix product, M, N and K.
         verified: whether the result was right. What was not right has no rate.
         rate: by the median time.
-        time_us: median, in microseconds.
     """
 
     what: str
@@ -107,11 +106,7 @@ def default_path(gpu: str) -> Path:
 
 
 def load(gpu: str) -> Ceilings | None:
-    """The ceilings that were measured on this machine's GPU of that name; None if none were.
-
-    Args:
-        gpu: its name, as PyTorch reports it.
-    """
+    """The ceilings that were measured on this machine's GPU of that name; None if none were."""
     path = default_path(gpu)
     if not path.exists():
         return None

@@ -22,8 +22,6 @@ class Speed:
 
     Attributes:
         median_us: median device time of a call, in microseconds.
-        p20_us: 20th percentile.
-        p80_us: 80th percentile.
         gb_per_s: bandwidth by the median: each input once, each output once, in 10^9 bytes/s.
         of_ceiling: the bandwidth over the copy ceiling's; None for the ceiling itself.
         host_us: the host's time of a call, in microseconds; None for the ceiling.
@@ -45,14 +43,12 @@ class Row:
     """One backend's part in a comparison.
 
     Attributes:
-        backend: "cuda", "triton" or "torch".
         reason: why it did not run; None if it did.
         interpreted: whether an interpreter ran it (or would have).
         variants: the kernel variants that ran, in order; empty where no kernel was needed.
         error: the worst error against the oracle; None if it did not run.
         errors: the error of each result, where there are several.
         profile: error in ulps by the value of the first input.
-        speed: None unless timed on a GPU.
         kernels: the compiled kernels that run on a GPU of the comparison's architecture.
         kernels_reason: why there are none.
     """
@@ -74,14 +70,9 @@ class Comparison:
     """What `compare` found. Printed, it is a table.
 
     Attributes:
-        op: the op's name.
-        direction: "forward" or "backward".
-        options: the op's keyword options that were given.
         inputs: dtype, shape and strides of each input, or a number.
-        device: name of the device.
         architecture: what the rows' kernels are compiled for.
         bytes: what the direction must move: each input once, each output once.
-        rows: one `Row` per backend.
         agreement: one `Agreement` per pair of backends that ran, the two kernels first.
         ceiling: speed of a device copy of as many bytes in the same run; None if nothing was timed.
         untimed: why nothing was timed; None if it was, or was not asked for.

@@ -306,7 +306,6 @@ def profile_call(
     """Profiles calls of a function, after calls that are not recorded.
 
     Args:
-        function: the function to call.
         warmup: the number of calls that are not recorded, at least one.
         repeat: the number of recorded calls, at least one.
         options: of `profile`.
