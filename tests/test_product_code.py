@@ -174,7 +174,7 @@ for architecture, types, scales, is_fast, dtype in json.loads(sys.argv[1]):
     a, b = (torch.empty(4096, 4096, dtype=getattr(torch, t), device="meta") for t in types)
     of_a, of_b = (torch.empty(shape, device="meta") for shape in SCALES[scales])
     out = torch.empty(4096, 4096, dtype=getattr(torch, dtype), device="meta")
-    operands = a, b.mT, of_a, of_b, out.new_empty(4096), is_fast, out
+    operands = a, b.mT, of_a, of_b, out.new_empty(4096), is_fast, False, out
     plan = launch.plan(scaled_mm.scaled_mm_forward, GPUS[architecture], *operands)
     (made,) = plan.launches
     code = compile_stages(made.specialization, architecture).resources

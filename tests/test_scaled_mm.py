@@ -207,6 +207,18 @@ def test_sums_are_promoted():
     assert [int(line) for line in done.stdout.split()] == [256 * 64, *[promoted] * 3]
 
 
+@pytest.mark.parametrize("form", ["row", "blocks"])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_rows_of_any_number(backend, form):
+    """With `batch_invariant` a row's bits do not depend on M, nor on where rows begin."""
+    a, b, of_a, of_b = operands(140, 24, 136, PAIRS[0], form, normal, scales_of_numbers)
+    how = {"batch_invariant": True, "backend": backend}
+    whole = diglot.scaled_mm(a, b, of_a, of_b, **how)
+    for m in (1, 17, 129):
+        rows = surrounded(a[:m]) if m == 17 else a[:m]
+        assert torch.equal(diglot.scaled_mm(rows, b, of_a[:m], of_b, **how), whole[:m])
+
+
 def test_errors():
     a, b, one = integers(3, 32, dtype=E4M3), integers(8, 32, dtype=E4M3).mT, powers()
     bias = torch.ones(8, device=DEVICE)
@@ -251,7 +263,9 @@ def test_vmap(backend):
     assert torch.equal(mapped(both), torch.stack([expected] * 2))
 
 
-@pytest.mark.parametrize("backend", [CUDA, SLOW_TRITON, "torch"])
+@pytest.mark.parametrize(
+    "backend", [CUDA, SLOW_TRITON, pytest.param("torch", marks=pytest.mark.slow)]
+)
 def test_compile(backend):
     """A compiled graph has the operator whole."""
     torch._dynamo.reset()
@@ -304,7 +318,7 @@ def test_plans_of_named_devices():
         a, b = (torch.empty(s, dtype=E4M3, device="meta") for s in ((m, k), (n, k)))
         of_a, of_b = (torch.empty(s, device="meta") for s in shapes_of_scales(form, m, n, k))
         out = torch.empty(m, n, dtype=torch.bfloat16, device="meta")
-        arguments = a, b.mT, of_a, of_b, None, is_fast, out
+        arguments = a, b.mT, of_a, of_b, None, is_fast, False, out
         variant, steps, scratch, _ = launchers.plan("scaled_mm_forward", device, *arguments)
         assert len(steps) == 1 and scratch is None
         return variant, steps[0][1][0]

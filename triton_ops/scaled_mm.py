@@ -90,10 +90,11 @@ def scaled_mm_forward(
     scale_b: Operand,
     bias: Operand | None,
     use_fast_accum: bool,
+    batch_invariant: bool,
     out: Operand,
 ) -> Plan:
     """out = (mat_a · scale_a) @ (mat_b · scale_b) + bias."""
-    product = product_of(mat_a, mat_b, bias, out)
+    product = product_of(mat_a, mat_b, bias, out, batch_invariant)
     if product.is_empty:
         return NOTHING
     scales = (
@@ -137,11 +138,11 @@ def _plan_by_descriptors(product: Product, scales: tuple[Scales, Scales], mode: 
     b = _along_k(product.b, n, k, product.strides[1][::-1])
     if not (Descriptor.fits(a, SMALLEST) and Descriptor.fits(b, SMALLEST)):
         return None
-    device.choose(mode, product.sizes, product.a, product.b, product.c)
+    product.choose_numbers(mode)
     has_descriptor = Descriptor.fits(product.c, SMALLEST)
     # Second sums, addresses, or a wide C take the room that a wide tile would.
     is_small = mode == "fast" and has_descriptor and product.c.element_size() == 2
-    wide = tiles_of(product.sizes, (128, 256, DEPTH), 1)[-1] if is_small else 0
+    wide = tiles_of(product.planned_sizes, (128, 256, DEPTH), 1)[-1] if is_small else 0
     tile = device.tuned("products.triton.scaled", wide)
     block = tile["rows"], tile["columns"]
     tiles = tiles_of(product.sizes, (*block, DEPTH), 1)
@@ -169,7 +170,7 @@ def _plan_by_descriptors(product: Product, scales: tuple[Scales, Scales], mode: 
 def _plan_by_pointers(product: Product, scales: tuple[Scales, Scales], mode: str) -> Plan:
     a, b, c = product.a, product.b, product.c
     device = c.device
-    device.choose("strided", product.sizes, a, b, c)
+    product.choose_numbers("strided")
     mode = "blocks" if mode == "blocks" else "exact"  # float16 needs no other
     tile = device.tuned("products.triton.scaled_pointers")
     block = tile["rows"], tile["columns"]

@@ -59,20 +59,22 @@ void plan_fma(Planner& planner, const ScaledProduct& scaled) {
 
 void scaled_mm_forward(Planner& planner, const Operand& mat_a, const Operand& mat_b,
                        const Operand& scale_a, const Operand& scale_b, const Operand* bias,
-                       bool use_fast_accum, const Operand& out) {
-  const ScaledProduct scaled(Product(mat_a, mat_b, bias, out), scale_a, scale_b, use_fast_accum);
-  const Product& product = scaled.product;
+                       bool use_fast_accum, bool batch_invariant, const Operand& out) {
+  Product product(mat_a, mat_b, bias, out);
+  product.is_batch_invariant = batch_invariant;
   if (product.is_empty()) return;
+  const ScaledProduct scaled(product, scale_a, scale_b, use_fast_accum);
   const ScaledPlanner on_tensor_cores = scaled_planner();
   if (on_tensor_cores != nullptr && on_tensor_cores(planner, scaled)) return;
-  planner.choose("strided", {product.m, product.n, product.k}, {&mat_a, &mat_b, &out});
+  choose_numbers(planner, product, "strided");
   planner.plan.variant = "fma, tiles of 64x64";
   dispatch_result(out.dtype,
                   [&](auto type) { plan_fma<typename decltype(type)::type>(planner, scaled); });
 }
 
-DIGLOT_LAUNCHER(scaled_mm_forward,
-                "(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
-                "bool use_fast_accum, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+DIGLOT_LAUNCHER(
+    scaled_mm_forward,
+    "(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
+    "bool use_fast_accum, bool batch_invariant, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

@@ -96,7 +96,7 @@ constexpr Form kForms[] = {
 // The form whose tiles take the least time: rounds of tiles, times a tile's width by its speed.
 template <typename T>
 const Form& best_form(Planner& planner, const ScaledProduct& scaled) {
-  const int64_t rows = (scaled.product.m + 127) / 128;
+  const int64_t rows = (scaled.product.planned_m() + 127) / 128;
   const int64_t multiprocessors = std::max(planner.device.multiprocessors(), 1);
   const int64_t asked = planner.tuned(Tunable::kProductsColumns);
   const Form* best = nullptr;
@@ -123,8 +123,7 @@ bool plan_on_tensor_cores(Planner& planner, const ScaledProduct& scaled) {
   const std::optional<Operands> operands = operands_of(product);
   if (!operands) return false;
   constexpr const char* kNames[] = {"fast", "exact", "blocks"};
-  planner.choose(kNames[static_cast<int>(scaled.accumulation)], {product.m, product.n, product.k},
-                 {product.a, product.b, product.c});
+  choose_numbers(planner, product, kNames[static_cast<int>(scaled.accumulation)]);
   dispatch_result(product.c->dtype, [&](auto type) {
     const Form& form = best_form<typename decltype(type)::type>(planner, scaled);
     planner.plan.variant = form.variant;

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from diglot.backends.batch_invariance import choose_invariant, declare_invariant, hold_rows
 from diglot.backends.needs import prefer
 from diglot.backends.runs import run
-from diglot.backends.selection import choose
 from diglot.define.operator import Operator
 from diglot.ops.checks import check_dtype, check_tensor
 from diglot.ops.products import AUTO_ORDER
@@ -19,6 +19,7 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 
 prefer("scaled_mm", AUTO_ORDER)
+declare_invariant("scaled_mm")
 
 
 def scaled_mm(
@@ -30,6 +31,7 @@ def scaled_mm(
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
     *,
+    batch_invariant: bool = False,
     backend: str | None = None,
 ) -> Tensor:
     r"""Multiplies matrices of 8-bit floats, and scales the product: `torch._scaled_mm`, and
@@ -57,6 +59,7 @@ def scaled_mm(
         out_dtype: bfloat16, float16 or float32.
         use_fast_accum: whether sums may keep fewer bits. Scales of blocks, and kernels without
             products of 8-bit floats, add in float32 in any case.
+        batch_invariant: as in `diglot.matmul`.
         backend: as in `diglot.matmul`.
 
     Returns:
@@ -73,8 +76,9 @@ def scaled_mm(
     present = matrices if bias is None else (*matrices, bias)
     kind = _scaled_mm.known(*present) or _scaled_mm.learn(*present)
     _check_call(mat_a, mat_b, scale_a, scale_b, bias, out_dtype)
-    chosen = choose("scaled_mm", kind.device, backend)
-    result: Tensor = kind.call(*matrices, bias, out_dtype, bool(use_fast_accum), chosen)
+    chosen = choose_invariant("scaled_mm", kind.device, backend, batch_invariant)
+    options = bool(use_fast_accum), batch_invariant, chosen
+    result: Tensor = kind.call(*matrices, bias, out_dtype, *options)
     return result
 
 
@@ -155,6 +159,7 @@ def _empty(
     bias: Tensor | None,
     out_dtype: torch.dtype,
     use_fast_accum: bool,
+    batch_invariant: bool,
     backend: str,
 ) -> Tensor:
     return mat_a.new_empty((mat_a.shape[0], mat_b.shape[1]), dtype=out_dtype)
@@ -168,11 +173,13 @@ def _forward(
     bias: Tensor | None,
     out_dtype: torch.dtype,
     use_fast_accum: bool,
+    batch_invariant: bool,
     backend: str,
 ) -> Tensor:
-    arguments = mat_a, mat_b, scale_a, scale_b, bias
-    out = _empty(*arguments, out_dtype, use_fast_accum, backend)
-    run(backend, "scaled_mm", "scaled_mm_forward", *arguments, use_fast_accum, out)
+    out = mat_a.new_empty((mat_a.shape[0], mat_b.shape[1]), dtype=out_dtype)
+    mat_a, is_held = hold_rows(mat_a, batch_invariant, backend)
+    arguments = mat_a, mat_b, scale_a, scale_b, bias, use_fast_accum, is_held
+    run(backend, "scaled_mm", "scaled_mm_forward", *arguments, out)
     return out
 
 
@@ -182,7 +189,7 @@ def _refuse(*_: Any) -> NoReturn:
 
 _scaled_mm = Operator(
     "scaled_mm(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
-    "ScalarType out_dtype, bool use_fast_accum, str backend) -> Tensor",
+    "ScalarType out_dtype, bool use_fast_accum, bool batch_invariant, str backend) -> Tensor",
     forward=_forward,
     fake=_empty,
     save=lambda ctx, inputs, output: (),

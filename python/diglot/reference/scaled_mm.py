@@ -26,6 +26,7 @@ def scaled_mm_forward(
     scale_b: Tensor,
     bias: Tensor | None,
     use_fast_accum: bool,
+    batch_invariant: bool,
     out: Tensor,
     scratch: Tensor | None,
 ) -> str:

@@ -36,6 +36,7 @@ struct ScaledProduct {
   OperandScales scale_a, scale_b;
   Accumulation accumulation;
 
+  // `given` has all but the scales.
   ScaledProduct(const Product& given, const Operand& of_a, const Operand& of_b, bool is_fast)
       : product(given),
         scale_a(of_a, given.m, 0),
