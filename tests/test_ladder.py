@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import re
@@ -46,6 +47,15 @@ def fault(run, name, sizes, **options) -> str:
     return message or ("" if right else "another product")
 
 
+class Work(ctypes.Structure):
+    """As in csrc/interpreter/work.h."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("loaded", "stored", "multiply_adds"))
+
+    def figures(self) -> list[int]:
+        return [getattr(self, name) for name, _ in self._fields_]
+
+
 @pytest.fixture(scope="module")
 def run():
     return runner(build_interpreted(KERNELS))
@@ -61,6 +71,24 @@ class TestCuda:
         for sizes in SIZES:
             if step > 5 or sizes != LARGE or seed > 0:  # only these compute several tiles
                 assert fault(run, step, sizes, seed=seed) == ""
+
+
+def test_a_step_asks_for_what_the_model_says():
+    """Whole tiles: TMA loads the bytes that the floors count, and no product is made in vain."""
+    if DEVICE != "cpu":
+        pytest.skip("the interpreter counts")
+    path, (m, n, k) = build_interpreted(KERNELS), (512, 512, 128)
+    run, library = runner(path), ctypes.CDLL(str(path))
+    library.work.restype = Work
+    for step in ladder.STEPS:
+        if step.language == "cuda" and step.number > 2:
+            before = library.work().figures()
+            assert fault(run, step.number, (m, n, k), races=False) == ""
+            after = library.work().figures()
+            stored = 2 * m * n
+            loaded = ladder.l2_bytes(step, (m, n, k)) - stored
+            asked = [now - then for now, then in zip(after, before, strict=True)]
+            assert asked == [loaded, stored if step.name == "epilogue" else 0, m * n * k]
 
 
 # --- faults --------------------------------------------------------------------------------------

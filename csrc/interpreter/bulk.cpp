@@ -7,6 +7,7 @@
 #include "interpreter/memory.h"
 #include "interpreter/target.h"
 #include "interpreter/tensor_map.h"
+#include "interpreter/work.h"
 
 namespace diglot::interpreter {
 
@@ -21,6 +22,12 @@ struct Traffic {
   std::uint32_t bytes = 0;
   std::optional<TensorDescription> tensor;  // if the operation is on a tensor
 
+  // Those of the tensor, without what a box has outside.
+  std::uint64_t inside_bytes() const {
+    std::uint64_t sum = 0;
+    for (const BoxRun& run : runs) sum += run.is_inside ? run.bytes : 0;
+    return sum;
+  }
   std::string name(const char* what) const {
     return std::string("a bulk ") + what + " of " + std::to_string(bytes) + " bytes";
   }
@@ -143,6 +150,7 @@ void issue_load(const Traffic& traffic, const char* what, std::uint32_t to_addre
 // Issues a load to a block, or loads to the same place in each block of a mask.
 void issue_loads(const Traffic& traffic, std::uint32_t to, std::uint32_t barrier, BlockMask mask,
                  Place place) {
+  add_work({traffic.inside_bytes(), 0, 0});
   if (mask == 0) return issue_load(traffic, "load", to, barrier, false, place);
   const unsigned blocks = current_block()->cluster().size();
   if (mask >> blocks != 0) {
@@ -183,6 +191,7 @@ void issue_store(const Traffic& traffic, std::uint32_t from_address, const char*
   Block& self = *current_block();
   const Target from = target_of(from_address, place);
   if (from.block != &self) fail("a bulk store from another block's shared memory", place);
+  add_work({0, traffic.inside_bytes(), 0});
   BulkGroups& groups = self.thread().bulk_groups;
   if (groups.read_component < 0) {
     groups.read_component = self.add_channel();

@@ -1,6 +1,7 @@
 #include "interpreter/wgmma.h"
 
 #include "interpreter/block.h"
+#include "interpreter/work.h"
 
 namespace diglot::interpreter {
 
@@ -38,6 +39,9 @@ void issue(const Instruction& instruction, const std::uint32_t* registers, float
   accumulators();
   check_fault(warpgroup(instruction.place).issue(*current_block(), instruction, registers, d),
               instruction.place);
+  if (current_block()->thread().linear % kWarpgroup != 0) return;  // one thread counts for all
+  const auto elements = static_cast<std::uint64_t>(kProductRows * instruction.n);
+  add_work({0, 0, elements * static_cast<std::uint64_t>(instruction.product.depth())});
 }
 
 }  // namespace

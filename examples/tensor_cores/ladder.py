@@ -16,7 +16,7 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -43,6 +43,26 @@ BUDGET_MS = 200
 Calls = dict[str, Callable[[], object]]
 
 
+class Work(ctypes.Structure):
+    """As in csrc/interpreter/work.h: what TMA and the tensor cores have been asked for."""
+
+    _fields_ = (
+        ("loaded_bytes", ctypes.c_uint64),
+        ("stored_bytes", ctypes.c_uint64),
+        ("multiply_adds", ctypes.c_uint64),
+    )
+
+    def since(self, before: Work) -> str:
+        """What has been asked for since, in words; "" of nothing."""
+        loaded, stored, made = (
+            getattr(self, name) - getattr(before, name) for name, _ in self._fields_
+        )
+        if not made:
+            return ""
+        said = f"TMA loads {loaded / 1024:,.0f} KiB and stores {stored / 1024:,.0f} KiB, "
+        return f"{said}tensor cores make {made / 1e6:,.0f} million multiply-adds"
+
+
 @functools.cache
 def load_cuda() -> ctypes.CDLL:
     """The steps in CUDA C++: compiled on the first call, and kept for later ones."""
@@ -60,6 +80,8 @@ def load_cuda() -> ctypes.CDLL:
         diglot.interpreter.compile_library([SOURCE], library)
     loaded = ctypes.CDLL(str(library))
     loaded.multiply.restype = ctypes.c_char_p
+    if not ON_GPU:
+        loaded.work.restype = Work
     return loaded
 
 
@@ -121,20 +143,17 @@ def measure(shape: tuple[int, int, int]) -> Iterator[Row]:
 
 
 def interpret() -> dict[str, str]:
-    """What each step does on a small product of integers: "exact", or what is wrong."""
+    """Of each step on a small product of integers: "exact", or what is wrong; it prints more."""
     m, n, k = SMALL
     a, b = (torch.randint(-4, 5, size).bfloat16() for size in ((m, k), (k, n)))
     c, expected = a.new_empty(m, n), (a.double() @ b.double()).bfloat16()
-    verdicts = {}
+    verdicts, library = {}, load_cuda()
     for name, call in calls_of(a, b, c).items():
+        before = library.work()
         reason = check(call, a, b, c)
         verdicts[name] = reason or ("exact" if torch.equal(c, expected) else "not exact")
+        print(f"{name:24}{verdicts[name]:10}{library.work().since(before)}".rstrip(), flush=True)
     return verdicts
-
-
-def show(verdicts: Mapping[str, str]) -> None:
-    for name, verdict in verdicts.items():
-        print(f"{name:24}{verdict}", flush=True)
 
 
 def main() -> None:
@@ -143,9 +162,7 @@ def main() -> None:
     folder = parser.parse_args().results
     if not ON_GPU:
         print(f"{SMALL[0]} x {SMALL[2]} times {SMALL[2]} x {SMALL[1]}, interpreted")
-        verdicts = interpret()
-        show(verdicts)
-        sys.exit(any(verdict != "exact" for verdict in verdicts.values()))
+        sys.exit(any(verdict != "exact" for verdict in interpret().values()))
     triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.int8, device=DEVICE))
     rows = []
     for shape in ladder.SHAPES:

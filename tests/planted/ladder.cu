@@ -13,14 +13,12 @@ constexpr Start start_step = [](const diglot::Launch&, const float* in, float* o
   kSteps[kStep - 1]({a, a + kM * kK, c, kM, kN, kK}, nullptr);
 };
 
-#define STEP(NUMBER)                                             \
-  {#NUMBER " 8x8x8", start_step<NUMBER, 8, 8, 8>},               \
-      {#NUMBER " 136x264x72", start_step<NUMBER, 136, 264, 72>}, \
-      {#NUMBER " 64x72x616", start_step<NUMBER, 64, 72, 616>}, { \
-    #NUMBER " 520x776x136", start_step<NUMBER, 520, 776, 136>    \
-  }
+#define SIZE(STEP, M, N, K) {#STEP " " #M "x" #N "x" #K, start_step<STEP, M, N, K>}
+#define SIZES(STEP)                                                       \
+  SIZE(STEP, 8, 8, 8), SIZE(STEP, 136, 264, 72), SIZE(STEP, 64, 72, 616), \
+      SIZE(STEP, 520, 776, 136), SIZE(STEP, 512, 512, 128)
 
-const std::vector<Entry> kernels = {STEP(1), STEP(2), STEP(3), STEP(4),
-                                    STEP(5), STEP(6), STEP(7), STEP(8)};
+const std::vector<Entry> kernels = {SIZES(1), SIZES(2), SIZES(3), SIZES(4),
+                                    SIZES(5), SIZES(6), SIZES(7), SIZES(8)};
 
 }  // namespace planted

@@ -11,6 +11,15 @@
 #include "7_clusters.cu"
 #include "8_epilogue.cu"
 
+#if defined(DIGLOT_INTERPRETER)
+#include "interpreter/work.h"
+
+// What TMA and the tensor cores have been asked for so far.
+extern "C" __attribute__((visibility("default"))) diglot::interpreter::Work work() {
+  return diglot::interpreter::work();
+}
+#endif
+
 using Multiply = void (*)(const ladder::Product&, cudaStream_t);
 constexpr Multiply kSteps[] = {step1::multiply, step2::multiply, step3::multiply, step4::multiply,
                                step5::multiply, step6::multiply, step7::multiply, step8::multiply};
