@@ -50,7 +50,7 @@ def test_large_tiles_need_shared_memory():
 
     a = torch.empty(4096, 4096, dtype=F64, device="meta")
     for device, tile in [((80, 108, 164 << 10, False), 128), ((86, 84, 100 << 10, False), 64)]:
-        variant = load_interpreter()[0].plan("matmul_forward", device, a, a, False, a)[0]
+        variant = load_interpreter()[0].plan("matmul_forward", device, a, a, False, "ieee", a)[0]
         assert variant == f"dmma, tiles of {tile}x{tile}"
 
 

@@ -289,7 +289,7 @@ def test_plans_of_named_devices():
     def plan(device, m, n, k, dtype=torch.bfloat16):
         a, b = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((m, k), (k, n)))
         out = torch.empty(m, n, dtype=dtype, device="meta")
-        variant, steps, _, _ = launchers.plan("matmul_forward", device, a, b, False, out)
+        variant, steps, _, _ = launchers.plan("matmul_forward", device, a, b, False, "ieee", out)
         return variant, steps[-1][1][0]
 
     assert plan(h200, 4096, 4096, 4096) == ("wgmma, tiles of 128x256", 132)

@@ -18,7 +18,8 @@ from planted.library import ROOT, find_nvcc
 from diglot.tools.machine_code import dump
 
 COLUMNS = (16, 32, 64, 64, 128, 192, 224, 256)  # three of exchanged operands, and five
-NAMES = ("UTMALDG.4D", "UTMASTG.4D", "STSM", "USETMAXREG")
+TF32_COLUMNS = COLUMNS[3:]
+NAMES = ("UTMALDG.4D", "UTMASTG.4D", "USETMAXREG")
 FLOAT8_PAIRS = ("E4M3.E4M3", "E4M3.E5M2", "E5M2.E4M3")
 
 
@@ -43,16 +44,19 @@ def compiled(source: str, kernels: int, folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_cuda(tmp_path):
-    """Each kernel has a main loop for each layout, of four products a step."""
-    functions, found = compiled("sm_90a/matmul.cu", len(COLUMNS), tmp_path), []
-    for code in functions:
-        (columns,) = {int(n) for n in re.findall(r"HGMMA\.64x(\d+)x16\.F32\.BF16", code)}
-        found.append(columns)
-        assert len(re.findall(r"\bHGMMA\.", code)) == 4 * 4
+    """Each kernel has a main loop for each layout, of four products a step. TF32 has one layout."""
+    kernels = len(COLUMNS) + len(TF32_COLUMNS)
+    found: dict[str, list[int]] = {"16.F32.BF16": [], "8.F32.TF32": []}
+    for code in compiled("sm_90a/matmul.cu", kernels, tmp_path):
+        ((columns, form),) = set(re.findall(r"HGMMA\.64x(\d+)x(\d+\.F32\.\w+)", code))
+        found[form].append(int(columns))
+        is_tf32 = "TF32" in form
+        assert len(re.findall(r"\bHGMMA\.", code)) == (4 if is_tf32 else 4 * 4)
+        assert ("STSM" in code) != is_tf32
         for name in NAMES:
             assert name in code, (columns, name)
         assert not re.search(r"\b(LDL|STL)\b", code), columns
-    assert sorted(found) == list(COLUMNS)
+    assert [tuple(sorted(columns)) for columns in found.values()] == [COLUMNS, TF32_COLUMNS]
 
 
 @pytest.mark.slow
@@ -80,10 +84,10 @@ def test_groups_in_cuda(tmp_path):
 
 @pytest.mark.slow
 def test_copies_in_cuda(tmp_path):
-    """A lane moves 16 bytes at once, but for the ends of lines."""
-    for code in compiled("sm_90a/padded_copy.cu", 1, tmp_path):
-        assert len(re.findall(r"LDG\.E\.128", code)) == 8 and "LDG.E.U16" in code
-        assert len(re.findall(r"STG\.E\.128", code)) == 4 and "STG.E.U16" not in code
+    """A lane moves 16 bytes at once, but for the ends of lines; transposed, 4 bytes."""
+    for code in compiled("sm_90a/padded_copy.cu", 3, tmp_path):
+        wide = len(re.findall(r"LDG\.E\.128", code)), len(re.findall(r"STG\.E\.128", code))
+        assert wide == ((0, 0) if "transposed" in code.partition("\n")[0] else (8, 4))
 
 
 COMPILED = """
@@ -97,14 +101,16 @@ H200 = (90, 132, 228 << 10, True)
 answers = []
 for case in json.loads(sys.argv[1]):
     m, n, k, layout, dtype, has_bias = case
+    precision, dtype = ("tf32", "float32") if dtype == "tf32" else ("ieee", dtype)
     dtype = getattr(torch, dtype)
     a, b, out = (torch.empty(s, dtype=dtype, device="meta") for s in ((m, k), (k, n), (m, n)))
     a = a if layout[0] == "N" else a.new_empty(k, m).mT
     b = b if layout[1] == "N" else b.new_empty(n, k).mT
     if has_bias:
-        plan = launch.plan(linear.linear_forward, H200, a, b.mT, a.new_empty(n), False, out)
+        how = (False, precision)
+        plan = launch.plan(linear.linear_forward, H200, a, b.mT, a.new_empty(n), *how, out)
     else:
-        plan = launch.plan(matmul.matmul_forward, H200, a, b, False, out)
+        plan = launch.plan(matmul.matmul_forward, H200, a, b, False, precision, out)
     *_, made = plan.launches
     code = compile_stages(made.specialization).resources
     counts = dict(code.instructions)
@@ -134,6 +140,13 @@ EXPECTED = {
         "descriptors, tiles of 128x256, copy of A", True, True, 0, [WIDE]],
     (64, 64, 63, "NN", BF16, False): [
         "pointers, tiles of 128x128", False, False, 0, ["HGMMA.64x128x16.F32.BF16"]],
+    (4096, 4096, 4096, "NT", "tf32", True): [
+        "descriptors, tiles of 128x256, TF32", True, True, 0, ["HGMMA.64x256x8.F32.TF32"]],
+    (4096, 4096, 4096, "TN", "tf32", False): [
+        "descriptors, tiles of 128x256, TF32, copies of A and B", True, True, 0,
+        ["HGMMA.64x256x8.F32.TF32"]],
+    (64, 64, 63, "NN", "tf32", False): [
+        "pointers, tiles of 64x64, TF32", False, False, 0, ["HGMMA.64x32x8.F32.TF32"]],
     (4096, 4096, 4096, "NN", "float32", False): ["pointers, tiles of 64x64", False, False, 0, []],
     (1024, 1024, 1024, "NN", "float64", False): [
         "pointers, tiles of 64x64", False, False, 0, ["DMMA.16x8x16"]],

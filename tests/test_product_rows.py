@@ -153,7 +153,7 @@ def test_a_tuner_varies_what_products_have(backend):
 
     a, b = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((64, 8192), (8192, 8192)))
     with plan_runs(Device(90, 132, 228 << 10, True)):
-        found = candidate_plans(backend, "matmul", "matmul_forward", a, b, False, a)
+        found = candidate_plans(backend, "matmul", "matmul_forward", a, b, False, "ieee", a)
     varied = {name for candidate in found for name in candidate.numbers}
     expected = {SWAP.format(backend), SPLIT.format(backend)}
     expected |= {COLUMNS} if backend == "cuda" else {"products.triton.few_rows.stages"}

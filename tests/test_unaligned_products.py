@@ -132,8 +132,8 @@ def test_plans_of_named_devices(backend):
     def variant(device: tuple[object, ...], m: int, n: int, k: int) -> str:
         a, b, out = (torch.empty(s, dtype=BF16, device="meta") for s in ((m, k), (k, n), (m, n)))
         if backend == "triton":
-            return launch.plan(matmul.matmul_forward, device, a, b, False, out).variant
-        return load_interpreter()[0].plan("matmul_forward", device, a, b, False, out)[0]
+            return launch.plan(matmul.matmul_forward, device, a, b, False, "ieee", out).variant
+        return load_interpreter()[0].plan("matmul_forward", device, a, b, False, "ieee", out)[0]
 
     for sizes, pays in PAYING:
         assert ("cop" in variant(H200, *sizes)) == pays, sizes

@@ -11,8 +11,14 @@ from diglot.triton_ops.matmul import plan_product
 
 @launcher
 def linear_forward(
-    input: Operand, weight: Operand, bias: Operand | None, batch_invariant: bool, out: Operand
+    input: Operand,
+    weight: Operand,
+    bias: Operand | None,
+    batch_invariant: bool,
+    precision: str,
+    out: Operand,
 ) -> Plan:
     """out = input @ weight.T + bias."""
     transposed = dataclasses.replace(weight, shape=weight.shape[::-1], strides=weight.strides[::-1])
-    return plan_product(product_of(input, transposed, bias, out, batch_invariant))
+    product = product_of(input, transposed, bias, out, batch_invariant)
+    return plan_product(product.with_precision(precision))

@@ -21,7 +21,7 @@ from diglot.triton_ops.lib.products.pointers import multiply_by_pointers
 HALVES = (torch.float16, torch.bfloat16)
 GRID_SIDE = 1 << 30  # programs along an axis of a grid
 TMA_ARCHITECTURE = 90
-COPIED = (16, 256)  # a tile of a copy
+COPIED, TRANSPOSED = (16, 256), (64, 64)  # a tile of a copy
 COPY_WARPS = 4
 
 
@@ -70,9 +70,12 @@ def product_copy(
 
 
 @launcher
-def matmul_forward(input: Operand, other: Operand, batch_invariant: bool, out: Operand) -> Plan:
+def matmul_forward(
+    input: Operand, other: Operand, batch_invariant: bool, precision: str, out: Operand
+) -> Plan:
     """out = input @ other."""
-    return plan_product(product_of(input, other, None, out, batch_invariant))
+    product = product_of(input, other, None, out, batch_invariant)
+    return plan_product(product.with_precision(precision))
 
 
 def plan_product(product: Product) -> Plan:
@@ -104,7 +107,8 @@ def _plan_by_pointers(product: Product) -> Plan:
             *product.sizes, *tiles, *strides, product.bias_stride,
             *strided_arguments(slice, start, 3),
         )  # fmt: skip
-        constants = ("ieee", len(slice.sizes), group, vectors, block)
+        precision = "tf32" if product.is_tf32 else "ieee"
+        constants = (precision, len(slice.sizes), group, vectors, block)
         launches.append(
             Launch(
                 matmul_pointers, (across, triton.cdiv(tiles[-1], across)),
@@ -112,15 +116,24 @@ def _plan_by_pointers(product: Product) -> Plan:
                 num_stages=tile["stages"],
             )
         )  # fmt: skip
-    return Plan(f"pointers, tiles of {block[0]}x{block[1]}", tuple(launches), None)
+    name = f"pointers, tiles of {block[0]}x{block[1]}{', TF32' * product.is_tf32}"
+    return Plan(name, tuple(launches), None)
 
 
 def _matrix(
-    operand: Operand, shape: tuple[int, int], strides: tuple[int, int]
+    operand: Operand,
+    shape: tuple[int, int],
+    strides: tuple[int, int],
+    is_transposed: bool | None = None,
 ) -> tuple[Operand, bool]:
-    """An operand as a matrix of contiguous rows, and whether that is its transpose."""
+    """An operand as a matrix of contiguous rows, and whether that is its transpose.
+
+    Args:
+        is_transposed: whether it must be; None: whichever has contiguous rows.
+    """
     rows, columns = shape
-    is_transposed = strides[1] != 1 and columns > 1 and (strides[0] == 1 or rows == 1)
+    if is_transposed is None:
+        is_transposed = strides[1] != 1 and columns > 1 and (strides[0] == 1 or rows == 1)
     if is_transposed:
         (rows, columns), strides = (columns, rows), (strides[1], strides[0])
     # The step of a single row is of no account, but a descriptor's must be a multiple of 16 bytes.
@@ -133,13 +146,15 @@ def _copy(matrix: Matrix) -> Launch:
     """The launch of a padded copy."""
     source = matrix.source
     rows, columns = source.shape
-    step = tl.constexpr(1) if source.strides[1] == 1 else source.strides[1]
-    tiles = tiles_of((rows, matrix.units * matrix.unit, 0), (*COPIED, 1), 1)
+    # Steps between neighbours are known when it is compiled.
+    steps: list[Scalar] = [tl.constexpr(1) if step == 1 else step for step in source.strides]
+    block = COPIED if source.strides[1] == 1 else TRANSPOSED
+    tiles = tiles_of((rows, matrix.units * matrix.unit, 0), (*block, 1), 1)
     vector = ACCESS_BYTES // source.element_size()
     return Launch(
         product_copy, (tiles[-1],), (source, matrix.part),
-        (rows, columns, source.strides[0], step, matrix.units, *tiles[:2]),
-        (matrix.unit, vector, COPIED), COPY_WARPS,
+        (rows, columns, *steps, matrix.units, *tiles[:2]),
+        (matrix.unit, vector, block), COPY_WARPS,
     )  # fmt: skip
 
 
@@ -147,7 +162,8 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     """A plan with tensor descriptors; None where these do not take the operands."""
     m, n, k = product.sizes
     device = product.c.device
-    if product.c.dtype not in HALVES or product.batches.sizes or k == 0:
+    is_tf32 = product.is_tf32
+    if not (product.c.dtype in HALVES or is_tf32) or product.batches.sizes or k == 0:
         return None
     if not device.is_interpreted and device.architecture < TMA_ARCHITECTURE:
         return None
@@ -155,8 +171,9 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
         return None
     if product.strides[2][1] != 1 or max(m, n, k) > MOST_SIZE:
         return None
-    a, along_m = _matrix(product.a, (m, k), product.strides[0])
-    b, along_k = _matrix(product.b, (k, n), product.strides[1])
+    # wgmma reads float32 along K alone.
+    a, along_m = _matrix(product.a, (m, k), product.strides[0], False if is_tf32 else None)
+    b, along_k = _matrix(product.b, (k, n), product.strides[1], True if is_tf32 else None)
     c, _ = _matrix(product.c, (m, n), product.strides[2])
     if None in (a.address, b.address):  # while a graph is compiled
         return None
@@ -166,7 +183,8 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     layout = ("T" if along_m else "N") + ("T" if along_k else "N")
     product.choose_numbers(layout)
     has_descriptor = Descriptor.fits(c, SMALLEST)
-    is_exchanged = product.planned_sizes[0] <= device.tuned("products.triton.swap")
+    few = product.planned_sizes[0] <= device.tuned("products.triton.swap")
+    is_exchanged = few and not is_tf32
     if is_exchanged:
         tile = device.tuned("products.triton.few_rows", m)
     else:
@@ -175,7 +193,8 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
         is_wide = has_descriptor and (m > 1 or n % 8 == 0)
         wide = tiles_of(product.planned_sizes, (128, 256, 64), 1)[-1] if is_wide else 0
         tile = device.tuned("products.triton.persistent", wide)
-    block = tile["rows"], tile["columns"], tile["depth"]
+    # Tiles of either type have lines of equal bytes.
+    block = tile["rows"], tile["columns"], tile["depth"] // (2 if is_tf32 else 1)
     block_a = (block[2], block[0]) if along_m else (block[0], block[2])
     block_b = (block[1], block[2]) if along_k else (block[2], block[1])
     block_c = block[0], block[1] // 2
@@ -197,11 +216,12 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
         (*product.sizes, product.strides[2][0], *tiles, parts),
         (along_m, not along_k, has_descriptor, group, is_exchanged, block),
         tile["warps"],
-        num_stages=tile["stages"],
+        num_stages=tile["stages"] - is_tf32,  # C's halves take twice the shared memory
     )
     name = f"descriptors, tiles of {block[0]}x{block[1]}"
     name += ", exchanged" if is_exchanged else ""
     name += f", K in {parts} parts" if parts > 1 else ""
+    name += ", TF32" if is_tf32 else ""
     copied = {letter: x for letter, x in zip("AB", matrices, strict=True) if x.part is not None}
     if copied:
         name += f", {'copies' if len(copied) == 2 else 'copy'} of {' and '.join(copied)}"

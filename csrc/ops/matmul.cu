@@ -68,14 +68,14 @@ void plan_dmma(Planner& planner, const Product& product) {
 }
 
 void matmul_forward(Planner& planner, const Operand& input, const Operand& other,
-                    bool batch_invariant, const Operand& out) {
+                    bool batch_invariant, std::string_view precision, const Operand& out) {
   Product product(input, other, nullptr, out);
   product.is_batch_invariant = batch_invariant;
-  plan_product(planner, product);
+  plan_product(planner, with_precision(product, precision));
 }
 
 DIGLOT_LAUNCHER(matmul_forward,
-                "(Tensor input, Tensor other, bool batch_invariant, Tensor(a!) out, "
+                "(Tensor input, Tensor other, bool batch_invariant, str precision, Tensor(a!) out, "
                 "Tensor(z!)? scratch) -> ()")
 
 }  // namespace

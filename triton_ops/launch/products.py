@@ -4,8 +4,11 @@ csrc/include/diglot/launch/products.h.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
+
+import torch
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .layout import Layout, compute_layout
@@ -27,6 +30,7 @@ class Product:
         strides: of a row and of a column of A, B and C.
         batches: the batch's layout in C, A and B.
         is_batch_invariant: whether a row's bits must not depend on M.
+        is_tf32: of float32, whether tensor cores may ignore 13 bits of operands.
     """
 
     a: Operand
@@ -37,6 +41,7 @@ class Product:
     strides: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
     batches: Layout
     is_batch_invariant: bool = False
+    is_tf32: bool = False
 
     @property
     def planned_sizes(self) -> tuple[int, int, int]:
@@ -51,6 +56,11 @@ class Product:
         """
         if not self.is_batch_invariant:
             self.c.device.choose(layout, (*self.sizes, self.batches.numel), self.a)
+
+    def with_precision(self, precision: str) -> Product:
+        """The same, of a precision of float32 products: "ieee" or "tf32"."""
+        is_tf32 = precision == "tf32" and self.c.dtype == torch.float32
+        return dataclasses.replace(self, is_tf32=is_tf32)
 
     @property
     def is_empty(self) -> bool:

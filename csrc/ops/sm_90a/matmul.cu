@@ -62,7 +62,7 @@ struct Variant {
   int parts;  // of K
 };
 
-constexpr int kRows = 128, kDepth = 64, kConsumers = 2;  // of all tiles
+constexpr int kRows = 128, kConsumers = 2;  // of all tiles
 constexpr int kWidths[] = {64, 128, 192, 224, 256}, kExchangedWidths[] = {16, 32, 64};
 
 std::string name_of(const Variant& variant) {
@@ -80,6 +80,10 @@ TileSchedule tiles_of(const Product& product, int64_t m, bool is_exchanged, int 
           static_cast<int>(rounded_up_quotient(along, columns)), product.batches.numel, group};
 }
 
+int64_t steps_of(const Product& product) {
+  return rounded_up_quotient(product.k, kLineBytes / size_of(product.c->dtype));
+}
+
 int64_t bytes_of_sums(int columns) { return int64_t{4} * kRows * columns; }
 
 // The kernel and the parts of K that take the least time.
@@ -89,7 +93,8 @@ Variant best_variant(Planner& planner, const Product& product) {
   const int64_t asked = planner.tuned(Tunable::kProductsColumns);
   const int64_t asked_parts =
       product.is_batch_invariant ? 1 : planner.tuned(Tunable::kProductsSplit);
-  const bool is_exchanged = m <= planner.tuned(Tunable::kProductsSwap);
+  const bool is_exchanged =
+      product.c->dtype != DType::kFloat32 && m <= planner.tuned(Tunable::kProductsSwap);
   std::vector<int> widths(std::begin(kWidths), std::end(kWidths));
   if (is_exchanged) widths.assign(std::begin(kExchangedWidths), std::end(kExchangedWidths));
   const bool is_asked = std::find(widths.begin(), widths.end(), asked) != widths.end();
@@ -99,8 +104,8 @@ Variant best_variant(Planner& planner, const Product& product) {
     if (is_asked && columns != asked) continue;
     const auto speed = static_cast<double>(planner.tuned(Tunable::kProductsSpeed, columns));
     const TileWork work{tiles_of(product, m, is_exchanged, columns, 1).count(),
-                        static_cast<int>(rounded_up_quotient(product.k, kDepth)),
-                        100 * columns / speed, bytes_of_sums(columns), kConsumers};
+                        static_cast<int>(steps_of(product)), 100 * columns / speed,
+                        bytes_of_sums(columns), kConsumers};
     const int parts = parts_of(work, asked_parts, multiprocessors);
     const double time = time_of(work, parts, multiprocessors);
     if (time < least) least = time, best = {columns, is_exchanged, parts};
@@ -112,7 +117,7 @@ template <typename T, int kColumns, bool kIsExchanged>
 void plan_wgmma(Planner& planner, const Product& product, Operands operands, int parts,
                 const Address<char>& scratch) {
   using Shape = WgmmaShape<T, kColumns, kIsExchanged>;
-  static_assert(Shape::kRows == kRows && Shape::kDepth == kDepth &&
+  static_assert(Shape::kRows == kRows && Shape::kDepth == kLineBytes / sizeof(T) &&
                 Shape::kConsumers == kConsumers);
   if (kIsExchanged) std::swap(operands.a, operands.b);
   const Layout<3>& batches = product.batches;
@@ -122,7 +127,7 @@ void plan_wgmma(Planner& planner, const Product& product, Operands operands, int
   WgmmaProduct given{operands.a.major,
                      operands.b.major,
                      {tiles_of(product, product.m, kIsExchanged, kColumns, group),
-                      static_cast<int>(rounded_up_quotient(product.k, kDepth)), parts},
+                      static_cast<int>(steps_of(product)), parts},
                      batches.rank > 0 ? batches.sizes[0] : 1,
                      operands.a.matrix.steps(),
                      operands.b.matrix.steps(),
@@ -149,7 +154,7 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
   if (planner.device.architecture() != 90 || product.k == 0 || product.of_c.column != 1 ||
       (product.bias != nullptr && product.n > 1 && product.bias_stride() != 1) ||
       std::max({product.m, product.n, product.k, product.batches.numel}) > most ||
-      (dtype != DType::kBFloat16 && dtype != DType::kFloat16)) {
+      (size_of(dtype) != 2 && !product.is_tf32)) {
     return false;
   }
   std::optional<Operands> operands = operands_of(planner.device, product);
@@ -167,11 +172,14 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
     sums = planner.need({kSplitCounterBytes + bytes, kSplitCounterBytes, Lifetime::kStream});
   }
   const char* const copies = plan_padded_copies(planner, operands->a, operands->b);
-  planner.plan.variant = kept_text(name_of(variant) + copies);
+  const char* const precision = product.is_tf32 ? ", TF32" : "";
+  planner.plan.variant = kept_text(name_of(variant) + precision + copies);
   const auto plan = [&](auto type) {
     using T = typename decltype(type)::type;
     const auto with = [&](auto columns, auto is_exchanged) {
-      plan_wgmma<T, columns, is_exchanged>(planner, product, *operands, variant.parts, sums);
+      if constexpr (sizeof(T) == 2 || !is_exchanged) {
+        plan_wgmma<T, columns, is_exchanged>(planner, product, *operands, variant.parts, sums);
+      }
     };
     constexpr std::bool_constant<true> kExchanged;
     constexpr std::bool_constant<false> kAsTheyAre;
@@ -186,7 +194,11 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
       default: return with(std::integral_constant<int, 256>{}, kAsTheyAre);
     }
   };
-  dtype == DType::kBFloat16 ? call_for<bfloat16>(plan) : call_for<float16>(plan);
+  switch (dtype) {
+    case DType::kBFloat16: call_for<bfloat16>(plan); break;
+    case DType::kFloat16: call_for<float16>(plan); break;
+    default: call_for<float>(plan);
+  }
   return true;
 }
 

@@ -15,11 +15,16 @@ __global__ void __launch_bounds__(LinesShape<T>::kThreads)
   copy_lines(from, to, copy);
 }
 
+template <typename T>
+__global__ void __launch_bounds__(TransposedShape::kThreads)
+    product_copy_transposed(const T* from, T* to, PaddedCopy copy) {
+  copy_transposed(from, to, copy);
+}
+
 namespace {
 
-template <typename T>
+template <typename T, typename Shape, auto kKernel>
 void add_copy(Planner& planner, const CopiedMatrix& copied, Address<char> to) {
-  using Shape = LinesShape<T>;
   const auto tiles = [](int64_t size, int side) {
     return static_cast<int>((size + side - 1) / side);
   };
@@ -33,8 +38,8 @@ void add_copy(Planner& planner, const CopiedMatrix& copied, Address<char> to) {
                          {copied.batch_stride[0], copied.batch_stride[1]},
                          {tiles(copy.outer, Shape::kRows), tiles(copy.inner, Shape::kColumns),
                           copied.matrices(), /*group=*/1}};
-  planner.add<product_copy<T>>({static_cast<unsigned>(given.schedule.count()), Shape::kThreads},
-                               copied.source.as<const T>(), to.as<T>(), given);
+  planner.add<kKernel>({static_cast<unsigned>(given.schedule.count()), Shape::kThreads},
+                       copied.source.as<const T>(), to.as<T>(), given);
 }
 
 }  // namespace
@@ -43,7 +48,13 @@ TmaMatrix plan_padded_copy(Planner& planner, const CopiedMatrix& copied) {
   constexpr int64_t kAlignment = 256;
   const int64_t begin = (planner.plan.scratch.bytes + kAlignment - 1) / kAlignment * kAlignment;
   const Address<char> to = planner.need({begin + copied.bytes()}) + begin;
-  add_copy<uint16_t>(planner, copied, to);
+  if (size_of(copied.copy.dtype) == 2) {
+    add_copy<uint16_t, LinesShape<uint16_t>, product_copy<uint16_t>>(planner, copied, to);
+  } else if (copied.outer_stride == 1 && copied.inner_stride != 1) {
+    add_copy<uint32_t, TransposedShape, product_copy_transposed<uint32_t>>(planner, copied, to);
+  } else {
+    add_copy<uint32_t, LinesShape<uint32_t>, product_copy<uint32_t>>(planner, copied, to);
+  }
   TmaMatrix copy = copied.copy;
   copy.data = to.as<void>();
   return copy;

@@ -10,7 +10,7 @@ from diglot.backends.batch_invariance import choose_invariant, hold_rows
 from diglot.backends.runs import run
 from diglot.define.operator import Operator
 from diglot.ops.add import add
-from diglot.ops.products import autocast, check_operands, multiply
+from diglot.ops.products import autocast, check_operands, multiply, precision_of
 from diglot.ops.sum_to_shape import unbroadcast
 from diglot.reference.matmul import rows_of
 
@@ -103,7 +103,8 @@ def _forward(
     input, is_held = hold_rows(input, batch_invariant, backend)
     if bias is not None and bias.shape[0] != weight.shape[0]:
         bias = bias.expand(weight.shape[0]).contiguous()
-    run(backend, "linear", "linear_forward", input, weight, bias, is_held, out)
+    precision = precision_of(input)
+    run(backend, "linear", "linear_forward", input, weight, bias, is_held, precision, out)
     return out
 
 

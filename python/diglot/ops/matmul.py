@@ -18,11 +18,11 @@ def matmul(
     r"""Multiplies matrices, vectors and batches of matrices, as `torch.matmul`.
 
     Our kernels compute a sum of products in float32 (float64 for float64) and round it once to the
-    result's dtype. Their products of float32 are IEEE products, never TF32; the backend "torch"
-    follows PyTorch's switches. 16-bit operands that TMA cannot read are copied to scratch, if that
-    pays. Gradients are products of the same kernels, of transposed views. Only the rows of a batch
-    that shares one matrix are copied for them, if they lie apart. The gradient of a broadcast
-    operand is a sum of rounded products.
+    result's dtype. Products of float32 are IEEE products, or TF32 where PyTorch's switches say so,
+    such as `torch.backends.cuda.matmul.fp32_precision`. Operands that TMA cannot read are copied to
+    scratch, if that pays. Gradients are products of the same kernels, of transposed views. Only the
+    rows of a batch that shares one matrix are copied for them, if they lie apart. The gradient of a
+    broadcast operand is a sum of rounded products.
 
     Args:
         input: tensor (..., M, K) of any strides, or a vector (K); float32, float16, bfloat16 or

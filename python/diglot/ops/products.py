@@ -23,6 +23,7 @@ from diglot.ops.sum_to_shape import unbroadcast
 from diglot.reference.matmul import rows_of
 
 # "auto" takes PyTorch's products: diglot's have no committed benchmark yet.
+_find_precision: Any = torch._C._get_fp32_precision_getter  # type: ignore[attr-defined]
 AUTO_ORDER = ("torch", "cuda", "triton")
 for _op in ("matmul", "linear"):
     prefer(_op, AUTO_ORDER)
@@ -101,6 +102,18 @@ def product_shape(input: Tensor, other: Tensor) -> tuple[int, ...]:
     return (*batch, input.shape[-2], other.shape[-1])
 
 
+def precision_of(operand: Tensor) -> str:
+    """The precision of products of an operand's dtype, "ieee" or "tf32", as PyTorch's switches say
+    now: `torch.backends.cuda.matmul.fp32_precision` and those that set it.
+
+    A launcher gets it, and its plans' keys have it, so that a switch changes the next call.
+    """
+    if operand.dtype != torch.float32:
+        return "ieee"
+    # Behind that attribute, which takes 2 microseconds to read.
+    return "tf32" if _find_precision("cuda", "matmul") == "tf32" else "ieee"
+
+
 def _empty_like_fake(input: Tensor, other: Tensor, batch_invariant: bool, backend: str) -> Tensor:
     return input.new_empty(product_shape(input, other))
 
@@ -108,7 +121,8 @@ def _empty_like_fake(input: Tensor, other: Tensor, batch_invariant: bool, backen
 def _forward(input: Tensor, other: Tensor, batch_invariant: bool, backend: str) -> Tensor:
     out = torch.empty(product_shape(input, other), dtype=input.dtype, device=input.device)
     input, is_held = hold_rows(input, batch_invariant, backend)
-    run(backend, "matmul", "matmul_forward", input, other, is_held, out)
+    precision = precision_of(input)
+    run(backend, "matmul", "matmul_forward", input, other, is_held, precision, out)
     return out
 
 

@@ -13,6 +13,7 @@ def linear_forward(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     batch_invariant: bool,
+    precision: str,
     out: torch.Tensor,
     scratch: torch.Tensor | None,
 ) -> str:

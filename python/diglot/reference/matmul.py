@@ -12,10 +12,13 @@ def matmul_forward(
     input: torch.Tensor,
     other: torch.Tensor,
     batch_invariant: bool,
+    precision: str,
     out: torch.Tensor,
     scratch: torch.Tensor | None,
 ) -> str:
-    """out = input @ other, by PyTorch's own op, which promises no order of sums."""
+    """out = input @ other, by PyTorch's own op. It promises no order of sums, and reads the switch
+    of `precision` itself.
+    """
     if other.dim() == 2:
         torch.mm(rows_of(input), other, out=rows_of(out))
     else:

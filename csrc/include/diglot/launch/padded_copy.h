@@ -57,19 +57,21 @@ struct WgmmaOperand {
   int64_t copied_bytes() const { return copied ? copied->bytes() : 0; }
 };
 
-// Along K if both ways are possible. "Side" is M of A, and N of B. `array` finds the operand in the
-// batch's layout, whose rank TMA takes.
+// Along K if both ways are possible; of float32 always, since wgmma takes nothing else. "Side" is M
+// of A, and N of B. `array` finds the operand in the batch's layout, whose rank TMA takes.
 inline WgmmaOperand wgmma_operand(const Operand& operand, int64_t side, int64_t side_stride,
                                   int64_t k, int64_t k_stride, const Layout<3>& batches,
                                   int array) {
   if (const auto found = tma_matrix(operand, k, k_stride, side, side_stride, batches, array)) {
     return {*found, Major::kK, {}};
   }
-  if (const auto found = tma_matrix(operand, side, side_stride, k, k_stride, batches, array)) {
-    return {*found, Major::kMn, {}};
+  const bool takes_both = size_of(operand.dtype) == 2;
+  if (takes_both) {
+    const auto found = tma_matrix(operand, side, side_stride, k, k_stride, batches, array);
+    if (found) return {*found, Major::kMn, {}};
   }
-  // Neighbours stay neighbours.
-  const bool is_along_k = k_stride == 1 || side_stride != 1;
+  // Neighbours stay neighbours, if they may.
+  const bool is_along_k = k_stride == 1 || side_stride != 1 || !takes_both;
   const CopiedMatrix copied =
       is_along_k ? copied_matrix(operand, k, k_stride, side, side_stride, batches, array)
                  : copied_matrix(operand, side, side_stride, k, k_stride, batches, array);

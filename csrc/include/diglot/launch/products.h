@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string_view>
 
 #include "diglot/launch/plan.h"
 #include "diglot/products/epilogue.cuh"
@@ -14,6 +15,7 @@ namespace diglot {
 // The dimensions before the last two, the batch's, broadcast to those of C.
 struct Product {
   const Operand *a, *b, *bias, *c;
+  bool is_tf32 = false;  // of float32: whether tensor cores may ignore 13 bits of operands
   int64_t m, n, k;
   MatrixStrides of_a, of_b, of_c;
   Layout<3> batches;  // in C, A and B
@@ -104,6 +106,12 @@ inline void choose_numbers(Planner& planner, const Product& product, std::string
   if (product.is_batch_invariant) return;
   planner.choose(std::move(layout), {product.m, product.n, product.k, product.batches.numel},
                  {product.a});
+}
+
+// The same, of a precision of float32 products: "ieee" or "tf32".
+inline Product with_precision(Product product, std::string_view precision) {
+  product.is_tf32 = precision == "tf32" && product.c->dtype == DType::kFloat32;
+  return product;
 }
 
 // Plans a product on tensor cores; false if its kernels cannot take it.

@@ -1,4 +1,4 @@
-// Copies of matrices that TMA cannot read where they lie. In a copy, elements along one
+// Copies of matrices that TMA or wgmma cannot read where they lie. In a copy, elements along one
 // side are neighbours, and lines of them begin at multiples of 16 bytes. Twin of
 // triton_ops/lib/products/padded_copy.py.
 //
@@ -72,6 +72,37 @@ DIGLOT_DEVICE void copy_lines(const T* from, T* to, const PaddedCopy& copy) {
     const int64_t first = column + i * 32 * Shape::kElements;
     if (first < copy.inner) {
       store_vector(target + first, load_piece(line, first, copy.inner, copy.inner_stride));
+    }
+  }
+}
+
+// A block transposes a square tile.
+struct TransposedShape {
+  static constexpr int kSide = 32, kWarps = 8, kThreads = 32 * kWarps;
+  static constexpr int kRows = kSide, kColumns = kSide;
+};
+
+// Copies lines whose elements lie apart, where those of neighbouring lines are neighbours.
+template <typename T>
+DIGLOT_DEVICE void copy_transposed(const T* from, T* to, const PaddedCopy& copy) {
+  constexpr int kSide = TransposedShape::kSide, kWarps = TransposedShape::kWarps;
+  __shared__ T elements[kSide][kSide + 1];  // one more keeps a column's elements apart in banks
+  const Tile tile = copy.schedule.tile(blockIdx.x);
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t row = int64_t{tile.row} * kSide, column = int64_t{tile.column} * kSide;
+  const T* const source = from + copy.start(tile.batch) + row * copy.outer_stride;
+  DIGLOT_UNROLL
+  for (int i = warp; i < kSide; i += kWarps) {
+    if (row + lane < copy.outer && column + i < copy.inner) {
+      elements[i][lane] = source[lane * copy.outer_stride + (column + i) * copy.inner_stride];
+    }
+  }
+  __syncthreads();
+  T* const target = to + (tile.batch * copy.outer + row) * copy.pitch + column;
+  DIGLOT_UNROLL
+  for (int i = warp; i < kSide; i += kWarps) {
+    if (row + i < copy.outer && column + lane < copy.inner) {
+      target[i * copy.pitch + lane] = elements[lane][i];
     }
   }
 }

@@ -1,4 +1,4 @@
-// Products of 16-bit matrices on Hopper's tensor cores. Twin of
+// Products of 16-bit and TF32 matrices on Hopper's tensor cores. Twin of
 // triton_ops/lib/products/descriptors.py. docs/products.md steps through it.
 //
 // One block runs on each SM and computes tiles of 128 x kColumns elements of C, one after the
@@ -6,7 +6,8 @@
 // the next tile of C while the others finish the last. Two warpgroups, the consumers, multiply the
 // tiles of a stage, 64 rows each. They leave C's tile in shared memory, and TMA stores it.
 //
-// A and B may each be contiguous along K or along the other side: TMA and wgmma take both.
+// A and B may each be contiguous along K or along the other side: TMA and wgmma take both. Those of
+// TF32, which are float32 in memory, must be contiguous along K.
 //
 // Products of few rows exchange their operands: tiles are those of C's transpose, B^T A^T. Columns
 // of C then fill the 64 rows of wgmma, and few rows of C make a narrow tile. Below, A is then B^T.
@@ -31,29 +32,33 @@ template <typename T>
 constexpr MmaType kMmaType = MmaType::kBfloat16;
 template <>
 inline constexpr MmaType kMmaType<float16> = MmaType::kFloat16;
+template <>
+inline constexpr MmaType kMmaType<float> = MmaType::kTf32;
 
 template <typename T, int kColumns_, bool kIsExchanged_ = false>
 struct WgmmaShape {
   static constexpr bool kIsExchanged = kIsExchanged_;
-  static constexpr int kRows = 128, kColumns = kColumns_, kDepth = 64;
+  static constexpr int kBytes = sizeof(T);
+  static constexpr int kLine = 128 / kBytes;  // elements that a swizzle of 128 bytes spans
+  static constexpr int kRows = 128, kColumns = kColumns_, kDepth = kLine;
   static constexpr int kConsumers = 2, kConsumerRows = kRows / kConsumers;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
   static constexpr int kSums = kColumns / 2;  // of a thread
-  static constexpr int kLine = 64;            // elements that a swizzle of 128 bytes spans
 
   // A panel of B is a line wide, so B may have more columns than the tile.
-  static constexpr int kBytesA = kRows * kDepth * 2;
-  static constexpr int kBytesB = (kColumns + kLine - 1) / kLine * kLine * kDepth * 2;
+  static constexpr int kBytesA = kRows * kDepth * kBytes;
+  static constexpr int kBytesB = (kColumns + kLine - 1) / kLine * kLine * kDepth * kBytes;
 
   // C is stored in parts of some panels, so that the ring has more room. Lines of a panel are rows
   // of C: one panel has all rows of an exchanged tile.
   static constexpr int kPanel = kIsExchanged ? kConsumerRows : 32;  // columns of C
   static constexpr int kPanelLines = kIsExchanged ? kColumns : kConsumerRows;
   static constexpr int kPanelColumns = kIsExchanged ? kColumns : kPanel;  // of the tile
-  static constexpr Swizzle kPanelSwizzle = kIsExchanged ? Swizzle::k128 : Swizzle::k64;
+  static constexpr Swizzle kPanelSwizzle =
+      kIsExchanged || kBytes == 4 ? Swizzle::k128 : Swizzle::k64;
   static constexpr int kPanels = kColumns / kPanelColumns;
-  static constexpr int kPartPanels = kPanels < 4 ? kPanels : 4;
-  static constexpr int kPartBytes = kPartPanels * kPanel * kPanelLines * 2;
+  static constexpr int kPartPanels = kPanels < 8 / kBytes ? kPanels : 8 / kBytes;
+  static constexpr int kPartBytes = kPartPanels * kPanel * kPanelLines * kBytes;
 
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr int kMostStages =
@@ -106,9 +111,12 @@ struct Ring {
 struct BatchPlace {
   int inner, outer;
 };
+// The planner sees to it that there are less than 2^31 matrices. Dividing 64 bits is a call, for
+// which a full set of sums would leave no registers.
 DIGLOT_DEVICE BatchPlace place_in_batch(const WgmmaProduct& product, int64_t batch) {
-  const int64_t outer = batch / product.inner_batches;
-  return {static_cast<int>(batch - outer * product.inner_batches), static_cast<int>(outer)};
+  const auto number = static_cast<uint32_t>(batch);
+  const auto inner = static_cast<uint32_t>(product.inner_batches), outer = number / inner;
+  return {static_cast<int>(number - outer * inner), static_cast<int>(outer)};
 }
 
 // Loads a tile of A or B: `side` is where it begins along M or N, and `depth` along K.
@@ -144,7 +152,7 @@ DIGLOT_DEVICE void produce_stage(typename Shape::Shared& shared, Ring<Shape::kSt
                                  const StepPlace& place) {
   // Along N, K-major tiles have no more columns than C's; N-major ones have whole panels.
   const uint32_t bytes_b =
-      major_b == Major::kK ? Shape::kColumns * Shape::kDepth * 2 : Shape::kBytesB;
+      major_b == Major::kK ? Shape::kColumns * Shape::kDepth * Shape::kBytes : Shape::kBytesB;
   // The phase before a new barrier's first counts as ended: the first round waits for nobody.
   empty[ring.stage].wait(ring.parity ^ 1);
   full[ring.stage].arrive_expect(Shape::kBytesA + bytes_b);
@@ -229,7 +237,9 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kSta
   };
   constexpr std::integral_constant<Major, Major::kK> kAlongK;
   constexpr std::integral_constant<Major, Major::kMn> kAlongMn;
-  if (order_a == Major::kK) {
+  if constexpr (sizeof(T) == 4) {
+    multiply(kAlongK, kAlongK);
+  } else if (order_a == Major::kK) {
     order_b == Major::kK ? multiply(kAlongK, kAlongK) : multiply(kAlongK, kAlongMn);
   } else {
     order_b == Major::kK ? multiply(kAlongMn, kAlongK) : multiply(kAlongMn, kAlongMn);

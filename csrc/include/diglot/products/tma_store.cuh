@@ -5,9 +5,21 @@
 #include "diglot/mma/matrix.cuh"
 #include "diglot/mma/tma.cuh"
 #include "diglot/mma/warpgroup.cuh"
-#include "diglot/types.cuh"
+#include "diglot/vector_access.cuh"
 
 namespace diglot {
+
+// The thread's number in its warpgroup, read anew: a register that kept it while a tile is
+// multiplied would be one too many for the widest tiles of TF32.
+DIGLOT_DEVICE int warpgroup_thread() {
+#if defined(__CUDA_ARCH__)
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+#else
+  const int thread = static_cast<int>(threadIdx.x);
+#endif
+  return thread % kWarpgroupThreads;
+}
 
 template <typename T>
 DIGLOT_DEVICE uint32_t pack(float first, float second) {
@@ -15,6 +27,33 @@ DIGLOT_DEVICE uint32_t pack(float first, float second) {
   uint32_t word;
   memcpy(&word, values, sizeof(word));
   return word;
+}
+
+// Writes 16 columns of a warp's sums to a panel in shared memory. Those of 16 bits go by stmatrix.
+template <typename T, typename Shape>
+DIGLOT_DEVICE void write_panel(const float* sums, char* panel, int begin) {
+  const int thread = warpgroup_thread(), lane = thread % 32;
+  const int rows = thread / 32 * 16;
+  if constexpr (sizeof(T) == 4) {
+    static_assert(!Shape::kIsExchanged);
+    // Two neighbours in four chunks of 16 bytes, and those eight rows below. A swizzle is an
+    // exclusive or of the chunk's number, and so is a step of two chunks.
+    const uint32_t place = Shape::PanelC::offset(rows + lane / 4, lane % 4 * 2);
+    DIGLOT_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+      const uint32_t chunk = (begin / 8 + i / 4) * 32, below = i / 2 % 2 * 8 * 128;
+      *reinterpret_cast<Vector<float, 2>*>(panel + (place ^ chunk) + below) = {sums[i],
+                                                                               sums[i + 1]};
+    }
+  } else {
+    const uint32_t words[4] = {pack<T>(sums[0], sums[1]), pack<T>(sums[2], sums[3]),
+                               pack<T>(sums[4], sums[5]), pack<T>(sums[6], sums[7])};
+    const int columns = begin + lane / 16 * 8;
+    const uint32_t place = Shape::kIsExchanged
+                               ? Shape::PanelC::offset(columns + lane % 8, rows + lane % 16 / 8 * 8)
+                               : Shape::PanelC::offset(rows + lane % 16, columns);
+    store_matrices<Shape::kIsExchanged>(words, panel + place);
+  }
 }
 
 // A consumer's rows of a tile on their way through shared memory: it writes a part, and TMA stores
@@ -25,7 +64,7 @@ DIGLOT_DEVICE void store_by_tma(const float (&sums)[Shape::kSums],
                                 char (&panels)[Shape::kPartPanels][Shape::PanelC::kBytes],
                                 const TensorMap& c, int barrier, int row, int column,
                                 const Batch& batch) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads, lane = thread % 32;
+  const int thread = warpgroup_thread();
   DIGLOT_UNROLL
   for (int first = 0; first < Shape::kPanels; first += Shape::kPartPanels) {
     // The stores before, this tile's or another's, have read the memory.
@@ -35,15 +74,8 @@ DIGLOT_DEVICE void store_by_tma(const float (&sums)[Shape::kSums],
     for (int panel = first; panel < first + Shape::kPartPanels && panel < Shape::kPanels; ++panel) {
       DIGLOT_UNROLL
       for (int begin = 0; begin < Shape::kPanelColumns; begin += 16) {
-        const float* const from = sums + (panel * Shape::kPanelColumns + begin) / 2;
-        const uint32_t words[4] = {pack<T>(from[0], from[1]), pack<T>(from[2], from[3]),
-                                   pack<T>(from[4], from[5]), pack<T>(from[6], from[7])};
-        const int rows = thread / 32 * 16, columns = begin + lane / 16 * 8;
-        const uint32_t place =
-            Shape::kIsExchanged
-                ? Shape::PanelC::offset(columns + lane % 8, rows + lane % 16 / 8 * 8)
-                : Shape::PanelC::offset(rows + lane % 16, columns);
-        store_matrices<Shape::kIsExchanged>(words, panels[panel - first] + place);
+        write_panel<T, Shape>(sums + (panel * Shape::kPanelColumns + begin) / 2,
+                              panels[panel - first], begin);
       }
     }
     fence_async_proxy();  // each thread's writes, before TMA reads them

@@ -1,0 +1,173 @@
+"""Products of float32 in TF32, where PyTorch's switches ask for it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from backends import DEVICE, KERNELS, needs_cuda
+from planted.faults import NO_FAULT, Fault, plant
+from planted.library import ROOT
+from product_cases import LAYOUTS, assert_product, integers, normal, operands, surrounded
+
+import diglot
+from diglot.reference.matmul import matmul_oracle
+
+F32 = torch.float32
+MATMUL = torch.backends.cuda.matmul
+
+
+@contextlib.contextmanager
+def precision(name: str) -> Iterator[None]:
+    before = MATMUL.fp32_precision
+    MATMUL.fp32_precision = name
+    try:
+        yield
+    finally:
+        MATMUL.fp32_precision = before
+
+
+def cut(x: torch.Tensor) -> torch.Tensor:
+    """What tensor cores read of float32: without the last 13 bits."""
+    return (x.contiguous().view(torch.int32) & -(1 << 13)).view(F32)
+
+
+def check(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, backend: str) -> str:
+    """Asserts the values of a product in TF32; its variant."""
+    with precision("tf32"):
+        if bias is None:
+            result = diglot.matmul(a, b, backend=backend)
+        else:
+            result = diglot.linear(a, b.mT, bias, backend=backend)
+    assert_product(result, cut(a), cut(b), bias)
+    assert not torch.equal(result.double(), matmul_oracle(a, b).to(result).double())
+    return diglot.last_run().variant
+
+
+# Edges of tiles, of steps of 32 along K, and rows that TMA can store and that it cannot.
+@pytest.mark.parametrize("sizes", [(130, 140, 72), (33, 67, 201), (129, 264, 100)], ids=str)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_layouts(backend, sizes):
+    for layout in LAYOUTS:
+        a, b = operands(*sizes, layout, F32)
+        assert ", TF32" in check(a, b, None, backend)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_operands_along_k_are_not_copied(backend):
+    """wgmma reads float32 along K alone, so that other layouts are transposed in a copy."""
+    copies = {"NT": "", "NN": "y of B", "TT": "y of A", "TN": "ies of A and B"}
+    for layout in LAYOUTS:
+        a, b = operands(72, 136, 96, layout, F32)
+        assert check(a, b, None, backend).partition(", cop")[2] == copies[layout]
+        assert check(surrounded(a), surrounded(b), None, backend).endswith("copies of A and B")
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_bias_and_batches(backend):
+    a, bias = normal(2, 70, 199, dtype=F32), normal(65, dtype=F32)
+    weight = normal(65, 199, dtype=F32)
+    assert ", TF32" in check(a, weight.mT, bias, backend)
+    b = normal(2, 199, 68, dtype=F32)
+    assert ", TF32" in check(a, b, None, backend)
+    assert ", TF32" in check(normal(3, 2, 33, 199, dtype=F32).transpose(0, 1),
+                             normal(3, 199, 41, dtype=F32), None, backend)  # fmt: skip
+
+
+@needs_cuda
+def test_integers_are_exact_in_both_languages():
+    for layout in LAYOUTS:
+        a, b = operands(73, 141, 203, layout, F32, integers)
+        with precision("tf32"):
+            results = [diglot.matmul(a, b, backend=backend) for backend in ("cuda", "triton")]
+        assert torch.equal(*results)
+        assert torch.equal(results[0].double(), matmul_oracle(a, b))
+
+
+@needs_cuda
+@pytest.mark.parametrize("columns", [64, 128, 192, 224, 256])
+def test_widths_of_tiles(columns):
+    with diglot.use_plans({"products.cuda.columns": columns}):
+        for layout, n in zip(("NT", "TN"), (columns, columns + 3), strict=True):
+            variant = check(*operands(72, n, 104, layout, F32), None, "cuda")
+            assert variant.startswith(f"wgmma, tiles of 128x{columns}, TF32")
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_parts_of_k(backend):
+    a, b = operands(40, 72, 700, "NT", F32)
+    with diglot.use_plans({f"products.{backend}.split": 3}):
+        assert "K in 3 parts, TF32" in check(a, b, None, backend)
+
+
+def switches() -> Iterator[tuple[object, object]]:
+    """What turns TF32 on, and what turns it off again."""
+    yield (
+        lambda: setattr(MATMUL, "allow_tf32", True),
+        lambda: setattr(MATMUL, "allow_tf32", False),
+    )
+    yield (lambda: torch.set_float32_matmul_precision("high"),
+           lambda: torch.set_float32_matmul_precision("highest"))  # fmt: skip
+    yield (lambda: setattr(MATMUL, "fp32_precision", "tf32"),
+           lambda: setattr(MATMUL, "fp32_precision", "ieee"))  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_a_switch_changes_the_next_call(backend):
+    """Calls keep their plans, but those of the other precision are other plans."""
+    a, b = operands(72, 136, 96, "NT", F32)
+    for (on, off), _ in itertools.product(switches(), range(2)):
+        results = []
+        for switch in (on, off):
+            switch()
+            results.append(diglot.matmul(a, b, backend=backend))
+            assert (", TF32" in diglot.last_run().variant) == (switch is on)
+        assert_product(results[0], cut(a), cut(b))
+        assert_product(results[1], a, b)
+    with precision("tf32"):
+        for dtype in (torch.bfloat16, torch.float64):
+            diglot.matmul(a.to(dtype), b.to(dtype), backend=backend)
+            assert ", TF32" not in diglot.last_run().variant
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_gradients(backend):
+    """Those of integers are exact, and made in TF32 too."""
+    a, b = integers(200, 232, dtype=F32).requires_grad_(), integers(232, 216, dtype=F32)
+    b.requires_grad_()
+    with precision("tf32"), diglot.backends.record_runs() as runs:
+        product = diglot.matmul(a, b, backend=backend)
+        product.backward(torch.ones_like(product))
+    assert torch.equal(a.grad, b.detach().sum(1).expand(200, 232))
+    assert torch.equal(b.grad, a.detach().sum(0)[:, None].expand(232, 216))
+    assert len(runs) == 3 and all(", TF32" in run.variant for run in runs)
+
+
+HEADER = ROOT / "csrc/include/diglot/products/padded_copy.cuh"
+KERNEL = ROOT / "tests/planted/padded_copy.cu"
+FAULTS = {
+    "none": NO_FAULT,
+    "rows behind the last": Fault("row + lane < copy.outer && ", ""),
+    "columns behind the last": Fault(" && column + lane < copy.inner", ""),
+    "no barrier": Fault("  __syncthreads();", ""),
+    "not transposed": Fault("= elements[lane][i];", "= elements[i][lane];"),
+}
+
+
+@needs_cuda
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE != "cpu", reason="it interprets kernels")
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name, tmp_path):
+    run = plant(FAULTS[name], [HEADER], KERNEL, tmp_path)
+    values = torch.arange(41.0 * 37).view(41, 37)
+    found = []
+    for seed in range(2):
+        message, out = run("transposed", values=values.flatten(), blocks=37 * 64, seed=seed)
+        is_right = torch.equal(out.view(37, 64)[:, :41], values.T)
+        is_right &= bool((out.view(37, 64)[:, 41:] == 0).all())
+        found.append(message or ("" if is_right else "another copy"))
+    assert any(found) != (name == "none"), found
