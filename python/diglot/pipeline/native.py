@@ -1,8 +1,8 @@
 """The CUDA library's own ring.
 
 It serves calls of diglot's ops that are one launch. Between chunks that launch may differ only in
-the place and the number of the rows (launches.py). The library starts CUDA's launches itself. It has
-Python start Triton's, and those that need scratch.
+the place and the number of the rows (launches.py). The library starts CUDA's launches itself. It
+has Python start Triton's, and those that need scratch.
 """
 
 from __future__ import annotations
