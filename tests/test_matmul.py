@@ -236,6 +236,21 @@ def test_float32_is_no_tf32(backend):
     assert torch.equal(result, a)
 
 
+@needs_cuda
+def test_vectors_of_float32():
+    """Where both operands have aligned vectors, and only there, threads load four at once."""
+    for layout, (m, n, k) in itertools.product(LAYOUTS, [(68, 72, 20), (132, 516, 12)]):
+        a, b = operands(m, n, k, layout, torch.float32)
+        for first, second, has_vectors in [(a, b, True), (a, surrounded(b), False)]:
+            assert_product(diglot.matmul(first, second, backend="cuda"), first, second)
+            (plan,) = diglot.explain("matmul", first, second).plans["cuda"]
+            side = 4 if m < 132 else 8
+            kernel = f"matmul_fma<float, {side}, {str(has_vectors).lower()}>"
+            assert plan.launches[0].order.kernel == kernel or DEVICE == "cuda"
+    batch = normal(3, 40, 24, dtype=torch.float32), normal(3, 24, 20, dtype=torch.float32)
+    assert_product(diglot.matmul(*batch, backend="cuda"), *batch)
+
+
 def test_errors():
     x = torch.ones(3, 4)
     for input, other, error, text in [

@@ -90,6 +90,27 @@ def test_copies_in_cuda(tmp_path):
         assert wide == ((0, 0) if "transposed" in code.partition("\n")[0] else (8, 4))
 
 
+FMA = """
+#include "diglot/products/cuda_cores.cuh"
+using namespace diglot;
+__global__ void __launch_bounds__(256, 2)
+    multiply(const float* a, const float* b, const __grid_constant__ Epilogue<float> epilogue,
+             const __grid_constant__ FmaProduct product) {
+  multiply_by_fma<float, FmaShape<8, true>>(a, b, epilogue, product);
+}
+"""
+
+
+@pytest.mark.slow
+def test_fused_multiply_adds_in_cuda(tmp_path):
+    """A step of eight along K: all loads have 16 bytes, before the loop and in it."""
+    source = tmp_path / "multiply.cu"
+    source.write_text(FMA)
+    (code,) = compiled(str(source), 1, tmp_path)
+    counts = {name: len(re.findall(rf"{name} ", code)) for name in ("LDG.E.128", "LDS.128", "FFMA")}
+    assert counts == {"LDG.E.128": 4, "LDS.128": 4 * 8, "FFMA": 64 * 8}
+
+
 COMPILED = """
 import json, sys
 import torch

@@ -9,11 +9,11 @@
 namespace diglot {
 
 // Two blocks on each SM, where a thread's sums leave registers for that.
-template <typename T, int kSide>
+template <typename T, int kSide, bool kHasVectors>
 __global__ void __launch_bounds__(FmaShape<kSide>::kThreads, 2)
     matmul_fma(const T* a, const T* b, const __grid_constant__ Epilogue<T> epilogue,
                const __grid_constant__ FmaProduct product) {
-  multiply_by_fma<T, FmaShape<kSide>>(a, b, epilogue, product);
+  multiply_by_fma<T, FmaShape<kSide, kHasVectors>>(a, b, epilogue, product);
 }
 
 template <int kTile>
@@ -56,9 +56,34 @@ void plan_tiles(Planner& planner, const Product& product, std::size_t shared_byt
   }
 }
 
+// Whether an operand consists of aligned vectors of four elements, along its side or else along K.
+bool has_vectors(const Operand& operand, int64_t side, int64_t side_stride, int64_t k,
+                 int64_t k_stride, const Layout<3>& batches, int array) {
+  constexpr int kElements = 4;
+  const bool is_along_k = k_stride == 1 && side_stride != 1;
+  const auto [inner, inner_stride] =
+      is_along_k ? std::pair(k, k_stride) : std::pair(side, side_stride);
+  const auto [outer, outer_stride] =
+      is_along_k ? std::pair(side, side_stride) : std::pair(k, k_stride);
+  return inner_stride == 1 && inner % kElements == 0 &&
+         operand.is_aligned(kElements * size_of(operand.dtype)) &&
+         (outer == 1 || outer_stride % kElements == 0) &&
+         batches.has_multiples(array, kElements, 0);
+}
+
+// Vectors are for float32. Operands of 16 bits that have them run on tensor cores, where a GPU has
+// TMA.
 template <typename T, int kSide>
 void plan_fma(Planner& planner, const Product& product) {
-  plan_tiles<T, FmaShape<kSide>, matmul_fma<T, kSide>>(planner, product);
+  const auto [m, n, k] = std::tuple{product.m, product.n, product.k};
+  const Layout<3>& batches = product.batches;
+  if constexpr (std::is_same_v<T, float>) {
+    if (has_vectors(*product.a, m, product.of_a.row, k, product.of_a.column, batches, 1) &&
+        has_vectors(*product.b, n, product.of_b.column, k, product.of_b.row, batches, 2)) {
+      return plan_tiles<T, FmaShape<kSide, true>, matmul_fma<T, kSide, true>>(planner, product);
+    }
+  }
+  plan_tiles<T, FmaShape<kSide>, matmul_fma<T, kSide, false>>(planner, product);
 }
 
 template <int kTile>

@@ -26,9 +26,11 @@ struct FmaProduct {
 };
 
 // A thread computes kSide x kSide elements, in runs of four neighbours along both sides.
-template <int kSide_>
+// kHasVectors: it loads four neighbours at once, where A and B have such vectors.
+template <int kSide_, bool kHasVectors_ = false>
 struct FmaShape {
   static constexpr int kSide = kSide_;
+  static constexpr bool kHasVectors = kHasVectors_;
   static constexpr int kRun = 4;
   static constexpr int kThreadsSide = 16;
   static constexpr int kThreads = kThreadsSide * kThreadsSide;
@@ -40,6 +42,17 @@ struct FmaShape {
   static constexpr int kElements = kDepth * kPitch;
 };
 
+// The number of a thread along C's rows and columns, 0 to 15 each. A warp has eight by four. Then
+// it reads the fewest different elements of a step, 128 bytes of a line of A and 64 of one of B,
+// and each in one access of all banks.
+struct ThreadPlace {
+  int row, column;
+};
+DIGLOT_DEVICE ThreadPlace place_of_thread() {
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  return {warp / 4 * 8 + lane / 2 % 8, warp % 4 * 4 + lane % 2 + lane / 16 * 2};
+}
+
 // A thread's part of the tiles of A, or B, along K. "Side" is M of A, and N of B.
 template <typename T, typename Shape>
 class FmaLoader {
@@ -47,29 +60,50 @@ class FmaLoader {
   // The tile begins at `data`. `left` elements remain along the side.
   DIGLOT_DEVICE FmaLoader(const T* data, int64_t side_stride, int64_t depth_stride, int64_t left)
       : left_(left < Shape::kTile ? static_cast<int>(left) : Shape::kTile) {
-    const int thread = static_cast<int>(threadIdx.x);
-    // Neighbouring threads load neighbours in memory.
+    // Neighbouring threads load neighbours in memory: single elements, or vectors.
     const bool is_along_depth = depth_stride == 1 && side_stride != 1;
-    side_ = is_along_depth ? thread / Shape::kDepth : thread % Shape::kTile;
-    depth_ = is_along_depth ? thread % Shape::kDepth : thread / Shape::kTile;
-    side_step_ = is_along_depth ? Shape::kThreads / Shape::kDepth : 0;
-    depth_step_ = is_along_depth ? 0 : Shape::kThreads / Shape::kTile;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int across = (is_along_depth ? Shape::kDepth : Shape::kTile) / kVector;
+    const int along = thread % across * kVector, other = thread / across;
+    side_ = is_along_depth ? other : along;
+    depth_ = is_along_depth ? along : other;
+    const int step = Shape::kHasVectors ? 1 : Shape::kThreads / across;
+    const bool steps_along_side = is_along_depth != Shape::kHasVectors;
+    side_step_ = steps_along_side ? step : 0;
+    depth_step_ = steps_along_side ? 0 : step;
     from_ = data + side_ * side_stride + depth_ * depth_stride;
   }
 
   // Loads the elements of the next step, `depth` along K. Others are zeros. Strides are the
   // constructor's: as arguments they stay in constant memory, not in registers.
   DIGLOT_DEVICE void load(int64_t side_stride, int64_t depth_stride, int depth) {
-    const int64_t step = side_step_ * side_stride + depth_step_ * depth_stride;
-    DIGLOT_UNROLL
-    for (int i = 0; i < Shape::kLoads; ++i) {
-      const bool is_inside = side_ + i * side_step_ < left_ && depth_ + i * depth_step_ < depth;
-      values_[i] = is_inside ? from_[i * step] : T{};
+    if constexpr (Shape::kHasVectors) {
+      // A vector lies inside, or outside.
+      Vector<T, kVector> loaded{};
+      if (side_ < left_ && depth_ < depth) loaded = load_vector<T, kVector>(from_);
+      DIGLOT_UNROLL
+      for (int i = 0; i < kVector; ++i) values_[i] = loaded[i];
+    } else {
+      const int64_t step = side_step_ * side_stride + depth_step_ * depth_stride;
+      DIGLOT_UNROLL
+      for (int i = 0; i < Shape::kLoads; ++i) {
+        const bool is_inside = side_ + i * side_step_ < left_ && depth_ + i * depth_step_ < depth;
+        values_[i] = is_inside ? from_[i * step] : convert<T>(0.0f);
+      }
     }
     from_ += Shape::kDepth * depth_stride;
   }
 
   DIGLOT_DEVICE void store(compute_t<T>* tile) const {
+    if (Shape::kHasVectors && side_step_ == 1) {
+      Vector<compute_t<T>, kVector> vector;
+      DIGLOT_UNROLL
+      for (int i = 0; i < kVector; ++i) vector[i] = convert<compute_t<T>>(values_[i]);
+      uint4 bits;
+      memcpy(&bits, &vector, sizeof(bits));
+      *reinterpret_cast<uint4*>(tile + depth_ * Shape::kPitch + side_) = bits;
+      return;
+    }
     DIGLOT_UNROLL
     for (int i = 0; i < Shape::kLoads; ++i) {
       tile[(depth_ + i * depth_step_) * Shape::kPitch + side_ + i * side_step_] =
@@ -78,6 +112,8 @@ class FmaLoader {
   }
 
  private:
+  static constexpr int kVector = Shape::kHasVectors ? Shape::kLoads : 1;
+
   const T* from_;
   int side_, depth_, side_step_, depth_step_, left_;
   T values_[Shape::kLoads];
@@ -107,12 +143,12 @@ DIGLOT_DEVICE int place_of(int i, int number) {
 template <typename Shape, typename Value>
 DIGLOT_DEVICE void multiply_tiles(Value (&sums)[Shape::kSide][Shape::kSide], const Value* a,
                                   const Value* b) {
-  const int thread = static_cast<int>(threadIdx.x);
+  const ThreadPlace place = place_of_thread();
   DIGLOT_UNROLL
   for (int k = 0; k < Shape::kDepth; ++k) {
     Value row[Shape::kSide], column[Shape::kSide];
-    read_line<Shape>(row, a + k * Shape::kPitch, thread / Shape::kThreadsSide);
-    read_line<Shape>(column, b + k * Shape::kPitch, thread % Shape::kThreadsSide);
+    read_line<Shape>(row, a + k * Shape::kPitch, place.row);
+    read_line<Shape>(column, b + k * Shape::kPitch, place.column);
     DIGLOT_UNROLL
     for (int i = 0; i < Shape::kSide; ++i) {
       DIGLOT_UNROLL
@@ -160,7 +196,7 @@ DIGLOT_DEVICE void sum_products(Value (&sums)[Shape::kSide][Shape::kSide], const
 template <typename T, typename Shape, typename Product>
 DIGLOT_DEVICE void multiply_tile(const T* a, const T* b, const Product& product,
                                  const Epilogue<T>& epilogue, const Tile& tile) {
-  const int thread = static_cast<int>(threadIdx.x);
+  const ThreadPlace place = place_of_thread();
   const auto start_of = [](int number) { return int64_t{number} * Shape::kTile; };
   const int64_t row = start_of(tile.row), column = start_of(tile.column);
   compute_t<T> sums[Shape::kSide][Shape::kSide] = {};
@@ -168,10 +204,10 @@ DIGLOT_DEVICE void multiply_tile(const T* a, const T* b, const Product& product,
   const auto for_each = [&](auto visit) {
     DIGLOT_UNROLL
     for (int j = 0; j < Shape::kSide; ++j) {
-      const int64_t at = column + place_of<Shape>(j, thread % Shape::kThreadsSide);
+      const int64_t at = column + place_of<Shape>(j, place.column);
       DIGLOT_UNROLL
       for (int i = 0; i < Shape::kSide; ++i) {
-        const int64_t line = row + place_of<Shape>(i, thread / Shape::kThreadsSide);
+        const int64_t line = row + place_of<Shape>(i, place.row);
         if (line < product.m && at < product.n) visit(sums[i][j], line, at);
       }
     }
