@@ -53,6 +53,7 @@ def test_every_op_has_launchers():
           for d in ("forward", "backward")),
         "add_layer_norm_forward", "add_rms_norm_forward", "matmul_forward", "linear_forward",
         "scaled_mm_forward", "grouped_mm_forward",
+        "moe_activation_forward", "moe_activation_backward", "moe_rows",
         "clip_grad_norm", "grid_barrier_check",
         "philox_words",
     }  # fmt: skip

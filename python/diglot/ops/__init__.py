@@ -14,6 +14,7 @@ from diglot.ops.layer_norm import layer_norm
 from diglot.ops.linear import linear
 from diglot.ops.log_softmax import log_softmax
 from diglot.ops.matmul import matmul
+from diglot.ops.moe import moe
 from diglot.ops.rms_norm import rms_norm
 from diglot.ops.scaled_mm import scaled_mm
 from diglot.ops.softmax import softmax
@@ -35,6 +36,7 @@ __all__ = [
     "linear",
     "log_softmax",
     "matmul",
+    "moe",
     "rms_norm",
     "scaled_mm",
     "softmax",
