@@ -16,8 +16,9 @@ from .products import Product, tiles_of
 # A line of a copy begins at a multiple of this: TMA then reads whole lines of the cache.
 LINE_BYTES = 128
 SMALLEST = (16, 16)  # a tile: where one of these fits, larger ones do
-# An H200's SM does so many multiply-adds of the kernel that computes addresses in the time of a
-# launch, 2.5 microseconds; and all its SMs so many in that of a byte, of 4 TB/s.
+
+# Multiply-adds of an H200's SM, by the kernel that computes addresses, in the time of a launch, 2.5
+# microseconds. And those of all its SMs in the time of a byte, at 4 TB/s.
 OF_LAUNCH, OF_BYTE = 1 << 20, 16
 TILE = (128, 128, 32)  # of that kernel
 
@@ -36,7 +37,7 @@ class Matrix:
 
     @property
     def unit(self) -> int:
-        """Elements of which lines of a copy have whole multiples."""
+        """Elements of 128 bytes: a line of a copy has a multiple of them."""
         return LINE_BYTES // self.source.element_size()
 
     @property
@@ -50,7 +51,7 @@ class Matrix:
         return Matrix(self.source, Part(self.source.dtype, elements).after(before))
 
     def descriptor(self, block: tuple[int, int]) -> Descriptor:
-        """The descriptor of what is read."""
+        """The descriptor of the matrix, or of its copy."""
         if self.part is None:
             return Descriptor(self.source, block)
         strides = self.units * self.unit, 1
@@ -80,7 +81,7 @@ def copied_behind(before: Part | None, a: Matrix, b: Matrix) -> tuple[Matrix, Ma
 
 
 def _is_worth(product: Product, bytes: int) -> bool:
-    """Whether descriptors are worth copies of so many bytes.
+    """Whether descriptors are worth copies of these bytes.
 
     A copy takes the time of its launch, and that of its bytes, which the GPU reads and writes. The
     kernel that computes addresses takes the time of the multiply-adds of the busiest SM.

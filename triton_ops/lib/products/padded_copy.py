@@ -22,7 +22,7 @@ def copy_lines(
         sizes: lines of the matrix, and elements of a line.
         strides: in the source, from a line to the next and from an element to the next.
         tiles: rows and columns of tiles.
-        VECTOR: elements of 16 bytes, of which UNIT is a multiple.
+        VECTOR: elements of 16 bytes; UNIT is a multiple.
         BLOCK: rows and columns of a tile.
     """
     index = tl.program_id(0).to(tl.int64)

@@ -78,12 +78,12 @@ inline WgmmaOperand wgmma_operand(const Operand& operand, int64_t side, int64_t 
   return {copied.copy, is_along_k ? Major::kK : Major::kMn, copied};
 }
 
-// Whether tensor cores are worth copies of so many bytes. A copy takes the time of its launch, and
+// Whether tensor cores are worth copies of these bytes. A copy takes the time of its launch, and
 // that of its bytes, which the GPU reads and writes. The kernel without tensor cores takes the
 // time of the multiply-adds of the busiest SM.
 inline bool is_worth_copies(const Device& device, const Product& product, int64_t bytes) {
-  // An H200's SM does so many multiply-adds in the time of a launch, 2.5 microseconds; and all its
-  // SMs so many in that of a byte, of 4 TB/s.
+  // Multiply-adds of an H200's SM in the time of a launch, 2.5 microseconds. And those of all its
+  // SMs in the time of a byte, at 4 TB/s.
   constexpr int64_t kOfLaunch = 1 << 18, kOfByte = 4, kTile = 64;
   const auto tiles = [](int64_t size) { return (size + kTile - 1) / kTile; };
   const int64_t multiprocessors = std::max(device.multiprocessors(), 1);

@@ -43,8 +43,8 @@ struct FmaShape {
 };
 
 // The number of a thread along C's rows and columns, 0 to 15 each. A warp has eight by four. Then
-// it reads the fewest different elements of a step, 128 bytes of a line of A and 64 of one of B,
-// and each in one access of all banks.
+// an access of it reads the fewest different elements, 128 bytes of A or 64 of B. They lie in
+// different banks.
 struct ThreadPlace {
   int row, column;
 };

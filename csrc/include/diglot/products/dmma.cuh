@@ -144,7 +144,7 @@ DIGLOT_DEVICE void multiply_by_dmma(const double* a, const double* b,
       rows.load(shared.a[stage], product.a.row, product.a.column, depth);
       columns.load(shared.b[stage], product.b.column, product.b.row, depth);
     }
-    group_copies();  // even if there are none: the wait counts groups
+    group_copies();  // even without copies: the wait counts groups
   };
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int warp_row = warp % 2 * Shape::kWarpRows, warp_column = warp / 2 * Shape::kWarpColumns;
@@ -152,7 +152,7 @@ DIGLOT_DEVICE void multiply_by_dmma(const double* a, const double* b,
   for (int step = 0; step < Shape::kStages - 1; ++step) load(step);
   for (int step = 0; step < product.steps; ++step) {
     wait_for_copies_before(Shape::kStages - 2);
-    __syncthreads();  // all copies have arrived, and all threads are done with the stage before
+    __syncthreads();  // all copies have arrived, and no thread reads the stage before
     load(step + Shape::kStages - 1);
     const int stage = step % Shape::kStages;
     multiply_tiles<Shape>(sums, shared.a[stage], shared.b[stage], warp_row, warp_column);

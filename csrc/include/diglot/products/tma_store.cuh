@@ -9,8 +9,8 @@
 
 namespace diglot {
 
-// The thread's number in its warpgroup, read anew: a register that kept it while a tile is
-// multiplied would be one too many for the widest tiles of TF32.
+// The thread's number in its warpgroup, read again at each call. The widest tiles of TF32 leave no
+// register that could keep it while they are multiplied.
 DIGLOT_DEVICE int warpgroup_thread() {
 #if defined(__CUDA_ARCH__)
   int thread;
