@@ -16,8 +16,9 @@ from triton.runtime import interpreter
 
 
 def patch_once() -> None:
-    """At each call of a function it looks through its whole language for what it is to replace,
-    most of the time that it takes: here only if that is not replaced yet.
+    """At each launch, and at each call of a function, it looks through its whole language for what
+    it is to replace, much of the time that both take: here only if that is not replaced yet. What
+    is replaced stays so.
     """
     replace, scope = interpreter._patch_lang, interpreter._LangPatchScope
 
@@ -27,9 +28,9 @@ def patch_once() -> None:
 
     def replace_once(function: Any) -> Any:
         # What is replaced in a language is replaced as a whole, and such as `load` are no builtins.
-        if all(not tl.core.is_builtin(language.load) for language in languages(function)):
-            return scope()
-        return replace(function)
+        if any(tl.core.is_builtin(language.load) for language in languages(function)):
+            replace(function)
+        return scope()  # nothing to restore
 
     interpreter._patch_lang = replace_once
 
@@ -52,6 +53,58 @@ def check_no_overflow_in_vain() -> None:
     interpreter.interpreter_builder.options = dataclasses.replace(
         options, sanitize_overflow=options.debug
     )
+
+
+def remember_shapes() -> None:
+    """A tensor's type, and its shape as a tuple of constants, are made with every operation."""
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+    make_type, make_tensor = tl.block_type.__init__, tl.tensor.__init__
+
+    def type_like_others(self: Any, element: Any, shape: Any) -> None:
+        if isinstance(element, tl.pointer_type):  # pointers have no hash
+            make_type(self, element, shape)
+            return
+        key = (element.name, *getattr(shape, "values", shape))
+        if key not in known:
+            make_type(self, element, shape)
+            known[key] = self.__dict__
+        self.__dict__ = known[key]  # nothing writes to a type
+
+    def tensor_like_others(self: Any, handle: Any, type: Any) -> None:
+        try:
+            self.shape, self.numel = type.__dict__["of_tensors"]
+        except KeyError:
+            make_tensor(self, handle, type)
+            type.__dict__["of_tensors"] = self.shape, self.numel
+        else:
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+
+    tl.block_type.__init__, tl.tensor.__init__ = type_like_others, tensor_like_others
+
+
+def unwrap_at_once() -> None:
+    """What is no constant is asked four times what it is."""
+    unwrap = tl.core._unwrap_if_constexpr
+    nested = (list, tuple, tl.tuple)
+
+    def unwrapped(of: Any) -> Any:
+        if isinstance(of, tl.constexpr):
+            return of.value
+        return unwrap(of) if isinstance(of, nested) else of
+
+    tl.core._unwrap_if_constexpr = unwrapped
+
+
+def broadcast_what_differs() -> None:
+    """Shapes are compared one size after another, and most are equal."""
+    semantic = type(interpreter.interpreter_semantic)
+    broadcast = semantic.broadcast_impl_value
+
+    def broadcast_others(self: Any, left: Any, right: Any) -> tuple[Any, Any]:
+        shapes = [of.type.is_block() and of.type.shape.values for of in (left, right)]
+        return (left, right) if shapes[0] == shapes[1] else broadcast(self, left, right)
+
+    semantic.broadcast_impl_value = broadcast_others
 
 
 def combine_halves() -> None:
@@ -87,4 +140,7 @@ def make_faster() -> None:
     patch_once()
     remember_types()
     check_no_overflow_in_vain()
+    remember_shapes()
+    unwrap_at_once()
+    broadcast_what_differs()
     combine_halves()
