@@ -7,14 +7,12 @@ mutations.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from apart import COMMAND, run_apart
 from test_mutations import copy_of_sources
 
 import diglot
@@ -69,12 +67,10 @@ def faults_of(ptx: str) -> list[str]:
 
 def compile_op(op: str, folder: Path, package: Path) -> dict[str, str]:
     """By name, the PTX of the kernels that a call of the op launches; of diglot in a folder."""
-    # Compiling and interpreting exclude each other in one process.
-    environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
-    environment["PYTHONPATH"] = str(package)
-    command = [sys.executable, "-m", "diglot_cli", "inspect", op, "--backend=triton"]
-    command += ["--stage=ptx", "--shape=64x1024", f"--save={folder}", "--force"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=package)
+    command = ["inspect", op, "--backend=triton", "--stage=ptx", "--shape=64x1024"]
+    command += [f"--save={folder}", "--force"]
+    variables = {"PYTHONPATH": str(package)}
+    done = run_apart(COMMAND, *command, environment=variables, folder=package)
     assert done.returncode == 0, done.stderr
     return {path.stem: path.read_text() for path in folder.rglob("*.ptx")}
 

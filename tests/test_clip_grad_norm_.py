@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
+from apart import run_apart
 from backends import BACKENDS, DEVICE, FLOATING, KERNELS, SLOW_BACKENDS, sampled
 from clipping import check, clip, copies, draw, with_grads
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -298,13 +297,7 @@ print("compiled", len(kernels))
 @pytest.mark.slow
 @sampled(4)
 def test_triton_kernels_do_not_spill(architecture, step):
-    environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILED, architecture, str(step)],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    done = run_apart(COMPILED, architecture, str(step))
     assert done.stdout == f"compiled {len(range(0, 9, step))}\n", done.stderr
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from apart import run_apart
 from backends import (
     BACKENDS,
     CUDA,
@@ -415,11 +413,5 @@ print("compiled", len(kernels))
 @pytest.mark.slow
 @sampled(5)
 def test_triton_kernels_do_not_spill(architecture, step):
-    environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILED, architecture, str(step)],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    done = run_apart(COMPILED, architecture, str(step))
     assert done.stdout == f"compiled {len(range(0, 48, step))}\n", done.stderr

@@ -7,14 +7,13 @@ lack the one or the other.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from apart import FILE, run_apart
 
 import diglot
 from diglot.tools.machine_code import find_cuobjdump
@@ -135,9 +134,7 @@ def of_triton(tmp_path_factory):
     arguments = [a for folder, (of, _) in zip(folders, wanted, strict=True) for a in (folder, of)]
     script = tmp_path_factory.mktemp("script") / "compile.py"
     script.write_text(COMPILE)
-    # Compiling and interpreting exclude each other in one process.
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "DIGLOT_INTERPRET": "0"}
-    subprocess.run([sys.executable, script, *arguments], check=True, env=environment)
+    run_apart(FILE, str(script), *map(str, arguments)).check_returncode()
     return dict(zip(wanted, folders, strict=True))
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from apart import FILE, run_apart
 from backends import DEVICE
 from lessons import FOLDER
 
@@ -106,10 +104,7 @@ print(json.dumps({
 def test_what_the_compiler_refuses(tmp_path):
     script = tmp_path / "refused.py"  # a kernel's source is read from its file
     script.write_text(REFUSED)
-    environment = {k: v for k, v in os.environ.items() if not k.endswith("_INTERPRET")}
-    answer = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env=environment
-    )
+    answer = run_apart(FILE, str(script))
     assert answer.returncode == 0, answer.stderr[-3000:]
     said = json.loads(answer.stdout)
     assert "power of 2" in said["96"]

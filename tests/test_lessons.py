@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import runpy
-import subprocess
 import sys
 
 import pytest
 import torch
+from apart import run_apart
 from backends import DEVICE, needs_cuda
 from lessons import FOLDER, PAGE, load
 
@@ -311,12 +310,8 @@ print(json.dumps({
 
 @pytest.mark.ahead_of_time
 def test_what_is_compiled(tmp_path):
-    environment = {k: v for k, v in os.environ.items() if not k.endswith("_INTERPRET")}
-    environment |= {"PYTHONPATH": str(FOLDER), "LESSON_COMPILES": "1"}
-    answer = subprocess.run(
-        [sys.executable, "-c", COMPILED, str(tmp_path)],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
+    variables = {"PYTHONPATH": str(FOLDER), "LESSON_COMPILES": "1"}
+    answer = run_apart(COMPILED, str(tmp_path), environment=variables)
     assert answer.returncode == 0, answer.stderr[-3000:]
     found = json.loads(answer.stdout.splitlines()[-1])
 

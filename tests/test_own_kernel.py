@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from apart import run_apart
 from backends import DEVICE, ULP, assert_close, needs_cuda
 
 import diglot
@@ -112,14 +112,7 @@ for element, precision in (("fp32", "float"), ("fp16", "half"), ("bf16", "half")
 
 
 def test_triton_kernel_compiles():
-    # In a process of its own: compiling and interpreting exclude each other in one.
-    environment = {k: v for k, v in os.environ.items() if not k.endswith("_INTERPRET")}
-    answer = subprocess.run(
-        [sys.executable, "-c", AHEAD_OF_TIME],
-        capture_output=True,
-        text=True,
-        env={**environment, "PYTHONPATH": str(EXAMPLE)},
-    )
+    answer = run_apart(AHEAD_OF_TIME, environment={"PYTHONPATH": str(EXAMPLE)})
     assert answer.returncode == 0, answer.stderr[-4000:]
     expected = [f"{e} {a} False" for e in ("fp32", "fp16", "bf16") for a in (80, 90)]
     assert answer.stdout.splitlines() == expected

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from apart import run_apart
 from backends import DEVICE, launched, sum_error
 from norms import OPS as NORMS
 from norms import Norm
@@ -42,7 +39,11 @@ WAYS = {
         "a row read twice",
     ),
 }
-DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+DTYPES = [
+    torch.float32,
+    torch.bfloat16,
+    pytest.param(torch.float64, marks=pytest.mark.slow),
+]
 LENGTHS = [(9, 527), (3, 777), (2, 1283)]
 
 
@@ -91,11 +92,7 @@ def test_norms_of_odd_lengths(op, parameters, way):
     for dtype in (torch.float32, torch.bfloat16):
         for rows, n in LENGTHS[1:]:
             with use_tunables(ALWAYS | tunables):
-                Norm.draw(op, (rows, n), dtype, parameters).check("triton")
-                arrays = Norm.draw(op, (rows, n), dtype, parameters).arrays
-            with use_tunables(ALWAYS | tunables), diglot.record_runs() as runs, torch.no_grad():
-                norm = Norm(op, arrays, Norm.draw(op, (rows, n), dtype, parameters).parameters)
-                norm("triton")
+                runs = Norm.draw(op, (rows, n), dtype, parameters).check("triton")
             assert runs[0].variant.startswith(kind), runs
             assert runs[0].variant.endswith("edges apart"), runs
 
@@ -190,8 +187,5 @@ print("compiled")
 
 @pytest.mark.ahead_of_time
 def test_peeled_rows_have_accesses_of_16_bytes():
-    environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILED], capture_output=True, text=True, env=environment
-    )
+    done = run_apart(COMPILED)
     assert done.stdout == "compiled\n", done.stderr

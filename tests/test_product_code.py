@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from apart import run_apart
 from backends import DEVICE, needs_cuda
 from planted.library import ROOT, find_nvcc
 
@@ -177,13 +176,7 @@ CASES = list(EXPECTED)
 
 def answers(program: str, cases: list) -> list:
     """What a program that compiles prints of some cases."""
-    environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(cases)],
-        capture_output=True,
-        text=True,
-        env={**environment, "PYTHONPATH": str(Path(__file__).parent)},
-    )
+    done = run_apart(program, json.dumps(cases))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from apart import run_apart
 from backends import DEVICE, KERNELS
 
 if "triton" not in KERNELS:
@@ -353,13 +351,7 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 
 @pytest.mark.ahead_of_time
 def test_kernels_copy_tiles_in_bulk():
-    environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILED],
-        capture_output=True,
-        text=True,
-        env={**environment, "PYTHONPATH": str(Path(__file__).parent)},
-    )
+    done = run_apart(COMPILED, environment={"PYTHONPATH": str(Path(__file__).parent)})
     expected = [
         f"{name} {architecture} {architecture == 90} {architecture == 90 and name == 'sum_rows'}"
         for architecture in (80, 90)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from apart import run_apart
 from backends import DEVICE, KERNELS
 
 if "triton" not in KERNELS:
@@ -268,17 +266,8 @@ PRODUCTS = ["fp32:tf32", "bf16:tf32", "fp8e4nv:tf32", "fp32:tf32x3", "fp32:ieee"
 @pytest.mark.slow
 def test_compiled_forms():
     """Conversions are the hardware's own instructions, and `dot` is `tl.dot` alone."""
-    environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILED, " ".join(CONVERSIONS), " ".join(PRODUCTS)],
-        capture_output=True,
-        text=True,
-        env={
-            **environment,
-            "PYTHONPATH": str(Path(__file__).parent),
-            "TRITON_DISABLE_LINE_INFO": "1",
-        },
-    )
+    variables = {"PYTHONPATH": str(Path(__file__).parent), "TRITON_DISABLE_LINE_INFO": "1"}
+    done = run_apart(COMPILED, " ".join(CONVERSIONS), " ".join(PRODUCTS), environment=variables)
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(done.stdout)
     assert answers["conversions"] == CONVERSIONS

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from apart import run_apart
 from backends import DEVICE, KERNELS
 
 if "triton" not in KERNELS:
@@ -134,13 +132,7 @@ FEW = list(EXPECTED)[:1]
 @pytest.mark.ahead_of_time
 @pytest.mark.parametrize("names", [FEW, pytest.param(list(EXPECTED), marks=pytest.mark.slow)])
 def test_compiled_forms(names):
-    environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILED, *names],
-        capture_output=True,
-        text=True,
-        env={**environment, "PYTHONPATH": str(Path(__file__).parent)},
-    )
+    done = run_apart(COMPILED, *names, environment={"PYTHONPATH": str(Path(__file__).parent)})
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(done.stdout)
     assert list(answers) == names

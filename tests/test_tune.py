@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 
 import pytest
 import torch
+from apart import COMMAND, run_apart
 from backends import DEVICE
 
 import diglot
@@ -307,11 +305,9 @@ def test_what_is_printed(capsys):
 
 @pytest.mark.compiled
 def test_plans_are_compiled_for_a_gpu_that_is_elsewhere(tmp_path):
-    environment = {k: v for k, v in os.environ.items() if not k.endswith("INTERPRET")}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-m", "diglot_cli", "tune", "softmax", "--shape", "64x4096"]
-    command += ["--direction", "forward", "--backend", "triton", "--compile-for", "NVIDIA H200"]
-    subprocess.run(command, env=environment, check=True)
+    command = ["tune", "softmax", "--shape", "64x4096", "--direction", "forward"]
+    command += ["--backend", "triton", "--compile-for", "NVIDIA H200"]
+    run_apart(COMMAND, *command, environment={"TRITON_CACHE_DIR": str(tmp_path)}).check_returncode()
     kernels = [json.loads(path.read_text()) for path in tmp_path.glob("*/softmax_*.json")]
     assert len({kernel["num_warps"] for kernel in kernels}) >= 2
     for kernel in kernels:
