@@ -6,6 +6,7 @@ A line counts if there is code on it: no comment, no docstring, not blank.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import sys
@@ -47,11 +48,13 @@ def code_lines(source: str, language: str) -> set[int]:
     return used
 
 
+@functools.cache
 def python_lines(source: str) -> int:
     """Lines of code of a Python source."""
     return len(code_lines(source, "python"))
 
 
+@functools.cache
 def cxx_lines(source: str) -> int:
     """Lines of code of a C++ source."""
     return len(code_lines(source, "cpp"))

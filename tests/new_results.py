@@ -1,9 +1,9 @@
 """A run of its own of test_new_results.py, before whose madvise stands another one, madvise.c.
 
-    LD_PRELOAD=madvise.so python new_results.py ENGINE
+    LD_PRELOAD=madvise.so python new_results.py ENGINE:VARIABLE=VALUE ...
 
-Prints what was asked of the system, by which threads, and where results are: of a new one, of one
-that is not large, and of an `out`.
+For each in a child, which begins with PyTorch imported: prints what was asked of the system, by
+which threads, and where results are: of a new one, of one that is not large, and of an `out`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Call(ctypes.Structure):
     ]
 
 
-def main(engine: str) -> None:
+def run(engine: str) -> dict[str, Any]:
     """Three runs, by an engine: "cuda" is the native one, of "python" threads are Python's too."""
     os.sched_getaffinity = lambda _: set(range(2 * THREADS))
     large, pages.LARGE_PAGE = pages.LARGE, 1 << 16
@@ -42,7 +42,7 @@ def main(engine: str) -> None:
     for where in ("new", "small", "out"):
         pages.LARGE = large if where == "small" else 1 << 20
         answers[where] = seen(fn, out=torch.empty(ROWS, COLUMNS) if where == "out" else None)
-    print(json.dumps(answers))
+    return answers
 
 
 def seen(fn: Callable[..., torch.Tensor], out: torch.Tensor | None) -> dict[str, Any]:
@@ -71,4 +71,11 @@ def add_one(chunk: torch.Tensor) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for wanted in sys.argv[1:]:
+        child = os.fork()
+        if child == 0:
+            engine, _, variable = wanted.partition(":")
+            os.putenv(*variable.split("="))
+            print(json.dumps([wanted, run(engine)]), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)

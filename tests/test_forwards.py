@@ -56,6 +56,9 @@ HEADERS = [
     "row_launch.h",
     "row_reduce.cuh",
 ]
+# Walks of elements and of rows have one name, and one file has either.
+TOGETHER = [header for header in HEADERS if not header.startswith("elementwise")]
+ALONE = [pytest.param([header], marks=pytest.mark.slow) for header in TOGETHER]
 LIBRARY = "diglot.triton_ops.lib"
 
 
@@ -76,16 +79,20 @@ def test_an_old_name_is_the_same_object(old, name, new, renamed):
     assert getattr(before, name) is getattr(after, renamed)
 
 
-@pytest.mark.parametrize("header", HEADERS)
-def test_an_old_header_compiles(tmp_path, header):
-    """Alone, by the host's compiler, as the interpreter's kernels are."""
+@pytest.mark.parametrize(
+    "headers",
+    [TOGETHER, TOGETHER[::-1], ["elementwise_launch.h"], *ALONE],
+    ids=lambda headers: "-".join(headers[:2]),
+)
+def test_old_headers_compile(tmp_path, headers):
+    """All or alone, by the host's compiler, as the interpreter's kernels are."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++")
     include = Path(diglot.get_include())
     stand_ins = [p for p in (include / "interpreter", include.parent / "interpreter") if p.is_dir()]
     source = tmp_path / "kernel.cpp"
-    source.write_text(f'#include "diglot/{header}"\n')
+    source.write_text("".join(f'#include "diglot/{header}"\n' for header in headers))
     command = [compiler, "-std=c++17", "-fsyntax-only", "-DDIGLOT_INTERPRETER", f"-I{include}"]
     command += [f"-I{q}" for p in stand_ins for q in (p / "include", p.parent)]
     subprocess.run([*command, source], check=True)

@@ -7,7 +7,6 @@ seen as Python's are. What is not seen there is not done, however fast.
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import mmap
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from backends import CUDA
+from backends import CUDA, HAS_CUDA
 from new_results import CHUNK_ROWS, ROWS, THREADS
 
 from diglot.pipeline import pages, results
@@ -34,6 +33,7 @@ ENGINES = [
     pytest.param("library", marks=pytest.mark.skipif(library() is None, reason="no library")),
     "python",
 ]
+AVAILABLE = [*(["cuda"] if HAS_CUDA else []), *(["library"] if library() else []), "python"]
 
 
 @pytest.fixture(scope="module")
@@ -52,25 +52,28 @@ def shim(tmp_path_factory):
 @pytest.fixture(scope="module")
 def seen(shim):
     """What runs by an engine asked of the system, by what results were: "new", "small", "out"."""
+    settings = (f"WAIT_FOR={THREADS}", f"FAILS={errno.EFAULT}")
+    done = subprocess.run(
+        [
+            *(sys.executable, HERE / "new_results.py"),
+            *(f"{engine}:{setting}" for engine in AVAILABLE for setting in settings),
+        ],
+        env={**os.environ, "LD_PRELOAD": str(shim)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = dict(json.loads(line) for line in done.stdout.splitlines() if line[0] == "[")
 
-    @functools.cache
-    def run(engine, variable, value):
-        environment = {**os.environ, "LD_PRELOAD": str(shim), variable: str(value)}
-        done = subprocess.run(
-            [sys.executable, HERE / "new_results.py", engine],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        answers = json.loads(done.stdout.splitlines()[-1])
+    def of(engine, variable, value):
+        assert f"{engine}:{variable}={value}" in found, done.stderr
+        answers = found[f"{engine}:{variable}={value}"]
         for answer in answers.values():
             assert answer["right"]
             assert answer["engine"] == ("native" if engine == "cuda" else "python")
         return answers
 
-    return run
+    return of
 
 
 def asked(answer, advice):
