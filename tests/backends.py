@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,11 @@ def launched(backend: str, name: str, *arguments: Any) -> str:
 slow_interpreted = [pytest.mark.slow] if DEVICE == "cpu" else []
 SLOW_TRITON = pytest.param("triton", marks=slow_interpreted)
 SLOW_BACKENDS = [CUDA, SLOW_TRITON, "torch"]
+
+
+def mostly_slow(cases: Iterable[tuple[Any, ...]], *kept: tuple[Any, ...]) -> list[Any]:
+    """Cases, of which make test has those that are kept: each value of each parameter once."""
+    return [pytest.param(*case, marks=[] if case in kept else pytest.mark.slow) for case in cases]
 
 
 def examples(count: int) -> int:

@@ -15,6 +15,7 @@ from backends import (
     SLOW_BACKENDS,
     examples,
     launched,
+    mostly_slow,
     needs_cuda,
     needs_extension,
     sum_error,
@@ -370,8 +371,10 @@ def test_rows_of_groups(backend, op):
             assert bytes_of_sums(backend, op, rows, 40) == groups * (1 + is_centered(op)) * 160
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("op", PLAIN)
+SHORT = [(op, of) for op in PLAIN for of in (torch.float32, torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("op", "dtype"), mostly_slow(SHORT, SHORT[0], SHORT[-1]), ids=str)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_short_rows_read_twice(backend, op, dtype):
     """In several batches, by one block or program and by several, of a group that has more rows."""

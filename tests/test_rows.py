@@ -16,6 +16,7 @@ from backends import (
     SLOW_BACKENDS,
     examples,
     launched,
+    mostly_slow,
     sum_error,
 )
 from hypothesis import given, settings
@@ -142,7 +143,14 @@ def test_few_chunks(backend, name):
             torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        *(pytest.param(of, marks=pytest.mark.slow) for of in (torch.bfloat16, torch.float64)),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_triton_without_words(name, dtype, monkeypatch):
     """Where programs cannot wait for each other, what they would share is read twice."""
@@ -169,17 +177,11 @@ def test_triton_without_words(name, dtype, monkeypatch):
         torch.testing.assert_close(out, expected, rtol=max(rounding, error), atol=error)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "wide"),
-    [
-        (torch.float32, None),
-        pytest.param(torch.bfloat16, None, marks=pytest.mark.slow),
-        pytest.param(torch.float64, None, marks=pytest.mark.slow),
-        (torch.float16, torch.float32),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("op", OPS)
+TALL = [(torch.float32, None), (torch.bfloat16, None), (torch.float64, None)]
+TALL = [(op, *of) for op in OPS for of in (*TALL, (torch.float16, torch.float32))]
+
+
+@pytest.mark.parametrize(("op", "dtype", "wide"), mostly_slow(TALL, TALL[0], TALL[-1]), ids=str)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_tall_columns(backend, op, dtype, wide):
     """In two launches: of every type, in batches with gaps, element by element, not aligned, and in
@@ -388,12 +390,10 @@ def test_of_one_value(backend, op, fill):
         assert math.isfinite(fill) or result.isnan().all()
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)],
-    ids=str,
-)
-@pytest.mark.parametrize("op", OPS)
+RAMPS = [(op, of) for op in OPS for of in (torch.float32, torch.float64, torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("op", "dtype"), mostly_slow(RAMPS, RAMPS[0], RAMPS[-1]), ids=str)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_maxima_that_grow_and_fall(backend, op, dtype):
     """The sum of each part is brought to the maximum of all: of threads, tiles and blocks."""
@@ -480,7 +480,7 @@ def test_gradients_against_float64(backend, op, data):
     torch.testing.assert_close(x.grad.double(), expected, rtol=eps, atol=eps * len(shape) * 4)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ["softmax", pytest.param("log_softmax", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_rows_do_not_know_of_each_other(backend, op):
     """No bit of a row depends on how many there are; or on which it is, but for where a row that is
