@@ -462,8 +462,9 @@ def counts():
     )
 
 
+@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", [CUDA, "torch", None])
-def test_200_failures_leave_nothing_behind(tmp_path, backend):
+def test_failures_leave_nothing_behind(tmp_path, backend, count):
     np.save(tmp_path / "x.npy", X.numpy())
     x = np.load(tmp_path / "x.npy", mmap_mode="r")
     out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, (40, 3))
@@ -489,7 +490,7 @@ def test_200_failures_leave_nothing_behind(tmp_path, backend):
     before = counts()
     gc.disable()
     try:
-        for chunk in range(200):
+        for chunk in range(count):
             fail(chunk)
             assert all(ref() is None for ref in held)
         assert counts() == before
