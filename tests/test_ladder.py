@@ -15,7 +15,7 @@ import torch
 from backends import DEVICE, INTERPRETS_CUDA
 from planted.library import ROOT, build_interpreted, find_nvcc, runner
 
-from diglot.bench import ladder, reports, result_files
+from diglot.bench import ladder, reports, result_files, tile_order
 from diglot.tools import measure
 from diglot.tools.gpus import find_gpu
 from diglot.tools.machine_code import dump
@@ -319,3 +319,8 @@ def test_the_program_runs(tmp_path):
     else:
         rows = json.loads((tmp_path / "ladder.json").read_text())["rows"]
         assert all(row["verified"] for row in rows)
+
+
+def test_the_page_is_up_to_date():
+    ((page, text),) = ladder.render().items()
+    assert tile_order.render(text)[page] == page.read_text(), "python tools/pages.py writes it anew"
