@@ -30,7 +30,8 @@ from diglot.bench import reports
 from diglot.files import check_writable
 
 SECONDS = 900
-LAST = ("fusion", "mlp_profile", "profile_study")  # PyTorch's compiler or its profiler takes long
+# PyTorch's compiler or its profiler takes long.
+LAST = ("chosen_kernels", "fusion", "mlp_profile", "profile_study")
 AHEAD = max(2, min(6, (os.cpu_count() or 1) // 2))
 
 
