@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -48,7 +47,7 @@ def check(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, backend: 
 
 
 # Edges of tiles, of steps of 32 along K, and rows that TMA can store and that it cannot.
-@pytest.mark.parametrize("sizes", [(130, 140, 72), (33, 67, 201), (129, 264, 100)], ids=str)
+@pytest.mark.parametrize("sizes", [(130, 140, 72), (33, 67, 201), (65, 200, 100)], ids=str)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_layouts(backend, sizes):
     for layout in LAYOUTS:
@@ -118,8 +117,8 @@ def switches() -> Iterator[tuple[object, object]]:
 @pytest.mark.parametrize("backend", KERNELS)
 def test_a_switch_changes_the_next_call(backend):
     """Calls keep their plans, but those of the other precision are other plans."""
-    a, b = operands(72, 136, 96, "NT", F32)
-    for (on, off), _ in itertools.product(switches(), range(2)):
+    a, b = operands(40, 72, 96, "NT", F32)
+    for on, off in switches():
         results = []
         for switch in (on, off):
             switch()

@@ -14,7 +14,6 @@ from diglot.backends.plans import plan_runs
 from diglot.reference.matmul import matmul_oracle
 
 BF16 = torch.bfloat16
-HALVES = [BF16, torch.float16]
 FIRST = {"cuda": "wgmma", "triton": "descriptors"}
 
 
@@ -27,7 +26,7 @@ def check(backend: str, copies: str, a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 # Ends of lines within an access of 16 bytes, at its end, and behind a piece of a line.
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", [BF16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_odd_leading_dimensions(backend, dtype):
     for layout, (m, n, k) in zip(
@@ -77,7 +76,7 @@ def test_linear(backend):
 
 
 @needs_cuda
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", [BF16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_integers_are_exact_in_both_languages(dtype):
     for layout in LAYOUTS:
         a, b = operands(73, 45, 203, layout, dtype, integers)
