@@ -136,7 +136,9 @@ def cuda_extension() -> Any:
         f'-DDIGLOT_BUILT_WITH_TORCH="{torch.__version__}"',
     ]
     patterns = ["csrc/ops/**/*.cu", "csrc/pipeline/*.cpp", "csrc/torch/*.cpp", "csrc/torch/*.cu"]
-    sources = sorted(source for pattern in patterns for source in ROOT.glob(pattern))
+    every = [source for pattern in patterns for source in ROOT.glob(pattern)]
+    # Those for one architecture last, as tools/wheel_size.py expects them.
+    sources = sorted(every, key=lambda path: (len(path.parts), path))
     headers = sorted(ROOT.glob("csrc/**/*.h")) + sorted(ROOT.glob("csrc/**/*.cuh"))
     libraries = [str(toolkit / name) for name in ("lib64", "lib") if (toolkit / name).is_dir()]
     return cpp_extension.CppExtension(

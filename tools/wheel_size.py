@@ -19,17 +19,30 @@ from rich.table import Table
 from diglot.tools.machine_code import dump
 
 LIMIT = 25  # MB
-OPS = sorted(path.stem for path in (Path(__file__).parents[1] / "csrc/ops").glob("*.cu"))
+SOURCES = Path(__file__).parents[1] / "csrc"
 MB = 1e6
 EXTENSION = "diglot/_C.abi3.so"
 
 
-def machine_code(library: Path) -> dict[str, list[float]]:
-    """MB by architecture, for each op in OPS, before nvcc compressed them.
+def sources_of(architecture: str) -> list[str]:
+    """The files that are compiled for an architecture, such as "sm_90a.cubin", in order.
 
-    Every op's file brings one entry an architecture, and the linker keeps the files' order.
+    Those that are for one alone lie in a folder of its name, and come last.
     """
-    sizes: dict[str, list[float]] = {}
+    folder = architecture.partition(".")[0]
+    own = [f"{folder}/{path.stem}" for path in sorted(SOURCES.glob(f"ops/{folder}/*.cu"))]
+    return [
+        *(path.stem for of in ("ops", "torch") for path in sorted(SOURCES.glob(f"{of}/*.cu"))),
+        *own,
+    ]
+
+
+def machine_code(library: Path) -> dict[str, dict[str, float]]:
+    """MB by architecture, for each file of ops, before nvcc compressed them.
+
+    Every file brings one entry an architecture, and the linker keeps the files' order.
+    """
+    found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for kind in ("elf", "ptx"):
@@ -37,15 +50,14 @@ def machine_code(library: Path) -> dict[str, list[float]]:
                 dump(f"-x{kind}", "all", str(library.resolve()), folder=folder)
         for path in sorted(folder.iterdir(), key=lambda path: int(path.name.split(".")[2])):
             architecture = ".".join(path.name.split(".")[3:])
-            sizes.setdefault(architecture, []).append(path.stat().st_size / MB)
-    assert all(len(of_ops) == len(OPS) for of_ops in sizes.values()), sizes
-    return sizes
+            found.setdefault(architecture, []).append(path.stat().st_size / MB)
+    return {of: dict(zip(sources_of(of), sizes, strict=True)) for of, sizes in found.items()}
 
 
 def main(wheel: Path) -> str | None:
     console = Console()
     megabytes = wheel.stat().st_size / MB
-    sizes: dict[str, list[float]] = {}
+    sizes: dict[str, dict[str, float]] = {}
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
         for file in archive.infolist():
             if re.fullmatch(r"diglot/_\w+\..*so", file.filename):
@@ -53,9 +65,11 @@ def main(wheel: Path) -> str | None:
         if EXTENSION in archive.namelist():
             sizes = machine_code(Path(archive.extract(EXTENSION, folder)))
     table = Table("op", *sizes, title="machine code, MB before compression")
-    for i, op in enumerate(OPS):
-        table.add_row(op, *(f"{of_ops[i]:.2f}" for of_ops in sizes.values()))
-    table.add_row("all", *(f"{sum(of_ops):.1f}" for of_ops in sizes.values()), style="bold")
+    for op in dict.fromkeys(op for of_ops in sizes.values() for op in of_ops):
+        cells = (f"{of_ops[op]:.2f}" if op in of_ops else "" for of_ops in sizes.values())
+        table.add_row(op, *cells)
+    total = (f"{sum(of_ops.values()):.1f}" for of_ops in sizes.values())
+    table.add_row("all", *total, style="bold")
     if sizes:  # else the CUDA extension was left out
         console.print(table)
     console.print(f"{wheel.name}: {megabytes:.1f} MB, of at most {LIMIT}")
