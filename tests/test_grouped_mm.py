@@ -101,6 +101,16 @@ def test_tensor_cores_in_cuda(kind, columns):
             assert torch.equal(result, exact.bfloat16())
 
 
+def test_descriptors_in_triton():
+    """Programs have several tiles, of both layouts of B."""
+    ends = offsets([130, 131, 131, 250, 290])
+    a, b = operands("rows", 5, BF16, size=300, k=136, n=264, draw=integers)
+    for other in (b, laid_out(b, True)):
+        result = diglot.grouped_mm(a, other, offs=ends, backend="triton")
+        assert diglot.last_run().variant == "descriptors, tiles of 128x128"
+        assert torch.equal(result, grouped_mm_oracle(a, b, ends).bfloat16())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_groups_do_not_touch(backend, kind):

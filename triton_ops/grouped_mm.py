@@ -1,15 +1,25 @@
 """Products of groups of matrices: kernels and launcher. Twin of csrc/ops/grouped_mm.cu."""
 
+import dataclasses
+
 import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
-from diglot.triton_ops.launch.grouped_products import GroupedProduct, grouped_product_of
+from diglot.triton_ops.launch.descriptors import MOST_SIZE, Descriptor
+from diglot.triton_ops.launch.grouped_products import (
+    GroupedProduct,
+    grouped_product_of,
+    transposed,
+)
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.plan import NOTHING, Launch, Operand, Scalar
 from diglot.triton_ops.launch.products import product_of
+from diglot.triton_ops.lib.products.grouped_descriptors import multiply_groups_by_descriptors
 from diglot.triton_ops.lib.products.grouped_pointers import multiply_groups_by_pointers
-from diglot.triton_ops.matmul import GRID_SIDE, plan_product
+from diglot.triton_ops.matmul import GRID_SIDE, HALVES, TMA_ARCHITECTURE, plan_product
+
+SMALLEST = 16  # a side of a tile: where such tiles fit, larger ones do
 
 
 @triton.jit
@@ -26,13 +36,59 @@ def grouped_mm_pointers(
     )  # fmt: skip
 
 
+@triton.jit
+def grouped_mm_descriptors(
+    a, b, offsets, c, m, n, k, groups, columns, row_stride, HEIGHT: tl.constexpr,
+    ALONG_N: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    multiply_groups_by_descriptors(
+        a, b, offsets, c, (m, n, k), groups, columns, row_stride, HEIGHT, ALONG_N, BLOCK
+    )
+
+
 @launcher
 def grouped_mm_forward(input: Operand, other: Operand, offs: Operand | None, out: Operand) -> Plan:
     """out = input @ other, group by group; without offsets a batch of products."""
     if offs is None:
         return plan_product(product_of(input, other, None, out))
     product = grouped_product_of(input, other, offs, out)
-    return NOTHING if out.numel() == 0 else _plan_by_pointers(product)
+    if out.numel() == 0:
+        return NOTHING
+    return _plan_by_descriptors(product) or _plan_by_pointers(product)
+
+
+def _plan_by_descriptors(product: GroupedProduct) -> Plan | None:
+    """A plan with tensor descriptors; None where these do not take the operands."""
+    a, b, c = product.a, product.b, product.c
+    device, (m, n, k) = c.device, product.sizes
+    if c.dtype not in HALVES or product.divides_k or 0 in (k, product.groups):
+        return None
+    if not device.is_interpreted and device.architecture < TMA_ARCHITECTURE:
+        return None
+    if c.strides[1] != 1 or max(m, n, k) > MOST_SIZE:
+        return None
+    along_n = b.strides[2] == 1
+    matrices = b if along_n else transposed(b)
+    # The step of a single row is of no account, but a descriptor's must be a multiple of 16 bytes.
+    rows = dataclasses.replace(a, strides=(-(-k // 8) * 8, a.strides[1])) if m == 1 else a
+    fits = Descriptor.fits(rows, (SMALLEST,) * 2), Descriptor.fits(matrices, (1, *(SMALLEST,) * 2))
+    if not all(fits):
+        return None
+    device.choose("NN" if along_n else "NT", (*product.sizes, product.groups), a)
+    tile = device.tuned("products.triton.grouped")
+    block = tile["rows"], tile["columns"], tile["depth"]
+    _, columns, most = product.tiles(block)
+    block_b = (1, block[2], block[1]) if along_n else (1, block[1], block[2])
+    launch = Launch(
+        grouped_mm_descriptors,
+        (device.programs(most, 1),),
+        (Descriptor(rows, (block[0], block[2])), Descriptor(matrices, block_b), product.offsets, c),
+        (*product.sizes, product.groups, columns, c.strides[0]),
+        (device.tuned("products.both.group"), along_n, block),
+        tile["warps"],
+        num_stages=tile["stages"],
+    )
+    return Plan(f"descriptors, tiles of {block[0]}x{block[1]}", (launch,), None)
 
 
 def _plan_by_pointers(product: GroupedProduct) -> Plan:

@@ -21,13 +21,13 @@ NAME = re.compile(
     r"E=(\d+),N=(\d+),device_name=([^,]+)(?:,dtype=(\w+))?(?:,block_shape=\[(\d+),(\d+)\])?\.json"
 )
 VERSION = "triton_version"  # a key of newer files
-# vLLM's names of a tile's numbers, and ours.
+# vLLM's names of a tile's numbers, and those of our tunables.
 NUMBERS = {
-    "BLOCK_SIZE_M": "products.triton.tile.rows",
-    "BLOCK_SIZE_N": "products.triton.tile.columns",
-    "BLOCK_SIZE_K": "products.triton.tile.depth",
-    "num_warps": "products.triton.tile.warps",
-    "num_stages": "products.triton.tile.stages",
+    "BLOCK_SIZE_M": "products.triton.grouped.rows",
+    "BLOCK_SIZE_N": "products.triton.grouped.columns",
+    "BLOCK_SIZE_K": "products.triton.grouped.depth",
+    "num_warps": "products.triton.grouped.warps",
+    "num_stages": "products.triton.grouped.stages",
     "GROUP_SIZE_M": "products.both.group",
 }
 Tile = Mapping[str, int]  # by vLLM's names
@@ -63,8 +63,8 @@ class MoeFile:
         return self.tiles[min(self.tiles, key=lambda measured: abs(measured - tokens))]
 
     def plan(self, tokens: int) -> dict[str, int]:
-        """What `diglot.use_plans` takes, so that `grouped_mm` in Triton has the tile for so many
-        tokens; empty where the tile is none of ours.
+        """What `diglot.use_plans` takes, so that products of rows of groups by tensor descriptors
+        have the tile for so many tokens; empty where the tile is none of ours.
         """
         found = {NUMBERS[name]: value for name, value in self.nearest(tokens).items()}
         try:
