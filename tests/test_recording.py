@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from backends import needs_extension, sampled, why_no_code
+from backends import needs_extension, why_no_code
 
 import diglot
 from diglot.backends.plans import Device, plan_runs
@@ -310,13 +310,20 @@ def test_triton_kernels_of_small_calls():
     check(found["triton"][SMALL], SMALL, "triton")
 
 
+HALVES = (FLOATING[:2] + OTHERS[:3], FLOATING[2:] + OTHERS[3:])
+
+
 @pytest.mark.ahead_of_time
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "dtypes", [FLOATING[:2] + OTHERS[:3], FLOATING[2:] + OTHERS[3:]], ids=" ".join
+    ("architecture", "step", "dtypes"),
+    [
+        pytest.param("sm_90", 29, FLOATING + OTHERS, marks=pytest.mark.compiled),
+        *((architecture, 1, half) for architecture in ("sm_90", "sm_80") for half in HALVES),
+    ],
+    ids=str,
 )
-@sampled(29)
 def test_triton_kernels_compile(architecture, step, dtypes):
     """Of a sample each type has other calls. One process looks at many kernels: to start one takes
     as long as to compile five.
