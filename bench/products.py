@@ -5,8 +5,20 @@ A case's shape is (M, N, K). PyTorch's product is cuBLAS.
 
 from __future__ import annotations
 
-from diglot.bench.harness import Bar, Case, Row, Rows, Tensors, host_bar
-from diglot.reference.specs import nbytes
+from collections.abc import Callable
+
+from diglot.bench.harness import (
+    Bar,
+    Benchmark,
+    Case,
+    Function,
+    Row,
+    Rows,
+    Tensors,
+    host_bar,
+    normal,
+)
+from diglot.reference.specs import OpSpec, nbytes
 
 
 def bytes_moved(case: Case, tensors: Tensors) -> int:
@@ -18,7 +30,7 @@ def bytes_moved(case: Case, tensors: Tensors) -> int:
 def flops(case: Case, tensors: Tensors) -> int:
     """A multiplication and an addition for each term of a sum."""
     m, n, k = case.shape
-    return 2 * m * n * k
+    return 2 * m * n * k * int(case.options.get("batch", 1))
 
 
 def square(elements: int) -> tuple[int, int, int]:
@@ -39,3 +51,40 @@ def speed_over_torch(row: Row, rows: Rows) -> float:
 
 # No case is recorded by autograd yet, so the second bounds are not used.
 HOST_BAR: Bar = host_bar(cuda=(6, 6), triton=(20, 20))
+
+
+def around(
+    op: str,
+    spec: OpSpec,
+    ours: Function,
+    torch_function: Function,
+    formula: Function,
+    shapes: Callable[[Case], list[tuple[int, ...]]],
+    cases: list[Case],
+) -> Benchmark:
+    """The declaration of an op that is a product with something around it.
+
+    Args:
+        op, spec, ours: the op.
+        torch_function: PyTorch's own.
+        formula: the definition, a kernel for each operation in eager PyTorch.
+        shapes: of a case's tensors.
+        cases: what is measured.
+    """
+    made = Benchmark(
+        op=op,
+        cases=cases,
+        inputs=lambda case: normal(shapes(case), case.dtype),
+        expected=lambda case, tensors: spec.forward(*tensors),
+        bytes_moved=lambda case, tensors: sum(map(nbytes, tensors)) + nbytes(tensors[0]),
+        flops=flops,
+        shape=square,
+        keywords=lambda case: {},
+        takes=is_product,
+        bars=[HOST_BAR],
+    )
+    made.ours({"forward": ours})
+    made.way("torch", {"forward": torch_function}, code=[torch_function])
+    made.compiled({"forward": formula})
+    made.way("formula", {"forward": formula})
+    return made

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from backends import DEVICE, spacing
 
 from diglot.reference.matmul import expected_product
 
+Function = Callable[..., torch.Tensor]
 # Whether rows or columns of A, and of B, are contiguous: as BLAS names layouts.
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
@@ -37,6 +40,20 @@ def surrounded(matrix: torch.Tensor, rows: int = 3, columns: int = 5) -> torch.T
     whole = torch.full(shape, torch.nan, dtype=matrix.dtype, device=matrix.device)
     part = whole[..., rows : rows + matrix.shape[-2], columns : columns + matrix.shape[-1]]
     return part.copy_(matrix)
+
+
+def assert_derivatives(own: Function, theirs: Function, tensors: list[torch.Tensor]) -> None:
+    """Asserts that two functions of float64 agree in values, and in two derivatives."""
+    directions = [torch.randn_like(t) for t in tensors]
+    made = []
+    for function in (own, theirs):
+        result = function(*tensors)
+        grad = torch.linspace(-1, 2, result.numel(), dtype=result.dtype, device=DEVICE)
+        grads = torch.autograd.grad(result, tensors, grad.view_as(result), create_graph=True)
+        total = sum((g * d).sum() for g, d in zip(grads, directions, strict=True))
+        seconds = torch.autograd.grad(total, tensors, materialize_grads=True)
+        made.append((result, *grads, *seconds))
+    torch.testing.assert_close(*made)
 
 
 def assert_product(

@@ -152,9 +152,9 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
         ("gelu --input a.npy --save a.npy --force", "--save must name another file than --input"),
         (
             "nothing --shape 3",
-            "op must be one of add, add_layer_norm, add_rms_norm, dropout, gaussian_pdf, gelu, "
-            "global_softmax, layer_norm, linear, log_softmax, matmul, rms_norm, softmax, "
-            "standardize, not",
+            "op must be one of add, add_layer_norm, add_rms_norm, addmm, baddbmm, bmm, dropout, "
+            "gaussian_pdf, gelu, global_softmax, layer_norm, linear, log_softmax, matmul, mlp, "
+            "rms_norm, softmax, standardize, not",
         ),
         ("", "Missing argument 'OP'"),
     ],

@@ -8,10 +8,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backends import BACKENDS, DEVICE, FLOATING, KERNELS, needs_cuda
-from product_cases import assert_product, integers, laid_out, normal, surrounded
+from product_cases import (
+    assert_derivatives,
+    assert_product,
+    integers,
+    laid_out,
+    normal,
+    surrounded,
+)
 
 import diglot
+from diglot.reference.activations import ACTIVATIONS, activate, approximate_of
+from diglot.reference.gelu import gelu_oracle
 from diglot.reference.linear import linear_oracle
+from diglot.reference.matmul import expected_product
 
 
 def test_oracle():
@@ -65,6 +75,67 @@ def test_the_bias_is_added_before_the_rounding(backend):
     assert torch.equal(diglot.linear(x, weight, bias, backend=backend), torch.ones_like(x[:, :8]))
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_activation_and_residual(backend, dtype, activation):
+    """Against the rounded activation of the exact sum. Its slope is at most 1.13."""
+    x, weight, bias = (normal(*s, dtype=dtype) for s in ((2, 33, 40), (72, 40), (72,)))
+    whole = normal(2, 33, 72, dtype=dtype)
+    for residual in (whole, whole[0, :1], surrounded(whole), whole[:, :, :1], None):
+        result = diglot.linear(
+            x, weight, bias, activation=activation, residual=residual, backend=backend
+        )
+        beside = bias if residual is None else bias.double() + residual.double()
+        expected = expected_product(x, weight.mT, beside, dtype)
+        right = activate_exactly(expected.tensors[0], activation)
+        error = (result.double() - right).abs()
+        bound = 1.13 * 2 * expected.allowance + 2 * torch.finfo(dtype).eps * right.abs()
+        assert (error <= bound + torch.finfo(dtype).tiny).all()
+
+
+def activate_exactly(x, activation):
+    """In float64, also where the textbook formula of GELU cancels."""
+    if activation.startswith("gelu"):
+        return gelu_oracle(x, approximate_of(activation))
+    return activate(x, activation)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_derivatives_with_an_activation(backend, activation):
+    shapes = (3, 4), (5, 4), (5,), (3, 1)
+    tensors = [normal(*s, dtype=torch.float64).requires_grad_() for s in shapes]
+
+    def own(x, weight, bias, residual):
+        return diglot.linear(
+            x, weight, bias, activation=activation, residual=residual, backend=backend
+        )
+
+    def theirs(x, weight, bias, residual):
+        return activate(F.linear(x, weight, bias) + residual, activation or "none")
+
+    assert_derivatives(own, theirs, tensors)
+    plain = tuple(t.detach() for t in tensors)
+    directions = tuple(torch.randn_like(t) for t in plain)
+    torch.testing.assert_close(*(torch.func.jvp(f, plain, directions) for f in (own, theirs)))
+    batched = [normal(2, *s, dtype=torch.float64) for s in shapes]
+    for dims in ((0, None, None, 0), (None, None, None, 0), (None, 0, 0, None)):
+        given = [b if d == 0 else t for t, b, d in zip(plain, batched, dims, strict=True)]
+        torch.testing.assert_close(*(torch.vmap(f, dims)(*given) for f in (own, theirs)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_special_values(backend):
+    """ReLU keeps NaN, and its derivative at zero is zero, as PyTorch's."""
+    x = torch.tensor([[torch.nan], [0.0], [-1.0], [2.0]], device=DEVICE, requires_grad=True)
+    one = torch.ones(1, 1, device=DEVICE)
+    y = diglot.linear(x, one, activation="relu", backend=backend)
+    torch.testing.assert_close(y, F.relu(x), equal_nan=True)
+    y.sum().backward()
+    assert x.grad.flatten()[1:].tolist() == [0, 0, 1]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_elements(backend):
     bias = normal(5, dtype=torch.float32)
@@ -108,6 +179,12 @@ def test_errors():
     ]:
         with pytest.raises(error, match=text):
             diglot.linear(*given)
+    with pytest.raises(ValueError, match="activation must be None or one of"):
+        diglot.linear(x, weight, activation="tanh")
+    with pytest.raises(
+        ValueError, match=r"residual must broadcast to the result's shape, \(3, 5\)"
+    ):
+        diglot.linear(x, weight, residual=x)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -127,8 +127,8 @@ for case in json.loads(sys.argv[1]):
     a = a if layout[0] == "N" else a.new_empty(k, m).mT
     b = b if layout[1] == "N" else b.new_empty(n, k).mT
     if has_bias:
-        how = (False, precision)
-        plan = launch.plan(linear.linear_forward, H200, a, b.mT, a.new_empty(n), *how, out)
+        around = a.new_empty(n), None, "none", False, precision, None
+        plan = launch.plan(linear.linear_forward, H200, a, b.mT, *around, out)
     else:
         plan = launch.plan(matmul.matmul_forward, H200, a, b, False, precision, out)
     *_, made = plan.launches

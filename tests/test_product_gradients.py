@@ -9,7 +9,7 @@ from backends import BACKENDS, DEVICE, KERNELS
 from product_cases import assert_product, normal
 
 import diglot
-from diglot.ops.linear import _linear
+from diglot.ops.linear import linear_operator
 from diglot.ops.products import matmul_operator
 
 WIDE = torch.float64
@@ -148,7 +148,8 @@ def test_operators_pass_opcheck(backend):
     a, b = leaves((2, 3, 4), (4, 5))
     x, weight, bias = leaves((2, 3, 4), (5, 4), (5,))
     torch.library.opcheck(matmul_operator.dispatched, (a, b, False, backend))
-    torch.library.opcheck(_linear.dispatched, (x, weight, bias, False, backend))
+    arguments = x, weight, bias, None, "none", False, backend
+    torch.library.opcheck(linear_operator.dispatched, arguments)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -13,7 +13,7 @@ HEADERS = [
     for name in ("tensor_cores.cuh", "epilogue.cuh", "tma_store.cuh", "split.cuh", "schedule.cuh")
 ]
 KERNELS = ROOT / "tests/planted/tensor_cores.cu"
-WHOLE, SPLIT = (136, 136, 616), (40, 136, 1160)  # M, N, K
+WHOLE, SPLIT, AROUND = (136, 136, 616), (40, 136, 1160), (136, 136, 152)  # M, N, K
 SEEDS = range(4)
 pytestmark = [
     *NEEDS_CUDA,
@@ -59,19 +59,41 @@ SPLIT_FAULTS = {
     ),
     "C is not transposed": Fault("? row : along", "? along : row"),
 }
+PLACE = (
+    "const Tile tile = part.tile;\n"
+    "    const BatchPlace place = place_in_batch(product, tile.batch);"
+)
+# With a bias, an input and an activation.
+AROUND_FAULTS = {
+    "none, around": NO_FAULT,
+    "beta ignored": Fault("fma(beta, input_at(row, column), sum)", "sum + input_at(row, column)"),
+    "the bias of another column": Fault("bias[column *", "bias[(column ^ 1) *"),
+    "the previous tile's epilogue": Fault(
+        f"{PLACE}\n    const int row",
+        PLACE.replace(
+            "part.tile", "product.schedule.part(index - (index < gridDim.x ? 0 : gridDim.x)).tile"
+        )
+        + "\n    const int row",
+    ),
+    "no activation": Fault("    epilogue.template activate<kTakesInput>(for_each);\n", ""),
+}
+ALL = FAULTS | SPLIT_FAULTS | AROUND_FAULTS
 
 
 def integers(*shape: int) -> torch.Tensor:
     return torch.randint(-1, 2, shape).bfloat16()
 
 
-@pytest.mark.parametrize("name", FAULTS | SPLIT_FAULTS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_fault_is_found(name, tmp_path):
-    fault = (FAULTS | SPLIT_FAULTS)[name]
+    fault = ALL[name]
     run = plant(fault, HEADERS, KERNELS, tmp_path)
-    m, n, k = WHOLE if name in FAULTS else SPLIT
+    m, n, k = WHOLE if name in FAULTS else SPLIT if name in SPLIT_FAULTS else AROUND
     a, b = integers(m, k), integers(k, n)
-    expected = (a.double() @ b.double()).bfloat16()
+    expected = a.double() @ b.double()
+    if name in AROUND_FAULTS:
+        expected = (expected + a[0, :n] - 2 * a[:, :n]).relu()
+    expected = expected.bfloat16()
     values = torch.cat([a.flatten(), b.flatten()]).view(torch.float32)
     found = []
     for seed in SEEDS:

@@ -25,8 +25,8 @@ from diglot.reference.specs import Expected, as_tuple, find_spec, op_names
 F32 = torch.float32
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # These need more than a value: their tests are in test_operands.py.
-# Operands of these must multiply: test_matmul.py and test_linear.py draw them.
-PRODUCTS = ("linear", "matmul")
+# Operands of these must multiply: their own tests draw them.
+PRODUCTS = ("addmm", "baddbmm", "bmm", "linear", "matmul", "mlp")
 PLAIN_KINDS = [kind for kind in KINDS if kind not in ("zeros without memory", "inference")]
 
 

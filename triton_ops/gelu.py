@@ -8,16 +8,8 @@ from diglot.triton_ops.launch.elementwise import plan_elementwise
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.plan import Operand
 from diglot.triton_ops.lib.elementwise_kernels import elementwise_kernels
-from diglot.triton_ops.lib.gelu import gelu, gelu_gradient
+from diglot.triton_ops.lib.gelu import gelu, gelu_gradient, precision_of
 from diglot.triton_ops.lib.types import compute_type, convert
-
-
-@triton.constexpr_function
-def precision_of(dtype):
-    """The precision of the mathematics that a result of this type needs."""
-    if dtype in (tl.float16, tl.bfloat16):
-        return "half"
-    return "double" if dtype == tl.float64 else "float"
 
 
 @triton.jit

@@ -50,7 +50,7 @@ def grouped_mm_descriptors(
 def grouped_mm_forward(input: Operand, other: Operand, offs: Operand | None, out: Operand) -> Plan:
     """out = input @ other, group by group; without offsets a batch of products."""
     if offs is None:
-        return plan_product(product_of(input, other, None, out))
+        return plan_product(product_of(input, other, out))
     product = grouped_product_of(input, other, offs, out)
     if out.numel() == 0:
         return NOTHING

@@ -1,12 +1,36 @@
-"""Linear layers: the launcher, of the kernels of matmul. Twin of csrc/ops/linear.cu."""
+"""Linear layers: the launchers, and the kernels of the activations' derivatives. matmul.py has the
+kernels of products. Twin of csrc/ops/linear.cu.
+"""
 
 import dataclasses
 
+import triton
+import triton.language as tl
+
 from diglot.backends.plans import Plan
+from diglot.triton_ops.launch.elementwise import plan_elementwise
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.plan import Operand
-from diglot.triton_ops.launch.products import product_of
+from diglot.triton_ops.launch.products import Around, product_of
+from diglot.triton_ops.lib.elementwise_kernels import elementwise_kernels
+from diglot.triton_ops.lib.products.activations import activation_gradient
+from diglot.triton_ops.lib.types import compute_type, convert
 from diglot.triton_ops.matmul import plan_product
+
+
+@triton.jit
+def backward(grad_output, before, OUT: tl.constexpr, ACTIVATION: tl.constexpr):
+    """grad_output times the activation's derivative, where `before` went into the activation."""
+    COMPUTE: tl.constexpr = compute_type(OUT)
+    gradient = activation_gradient(
+        convert(grad_output, COMPUTE), convert(before, COMPUTE), ACTIVATION, OUT
+    )
+    return convert(gradient, OUT)
+
+
+linear_backward_flat, linear_backward_strided = elementwise_kernels(
+    "linear_backward", backward, ("grad_output", "before")
+)
 
 
 @launcher
@@ -14,11 +38,23 @@ def linear_forward(
     input: Operand,
     weight: Operand,
     bias: Operand | None,
+    residual: Operand | None,
+    activation: str,
     batch_invariant: bool,
     precision: str,
+    before: Operand | None,
     out: Operand,
 ) -> Plan:
-    """out = input @ weight.T + bias."""
+    """out = activation(input @ weight.T + bias + residual)."""
     transposed = dataclasses.replace(weight, shape=weight.shape[::-1], strides=weight.strides[::-1])
-    product = product_of(input, transposed, bias, out, batch_invariant)
+    around = Around(bias, residual, before, activation)
+    product = product_of(input, transposed, out, around, batch_invariant)
     return plan_product(product.with_precision(precision))
+
+
+@launcher
+def linear_backward(grad_output: Operand, before: Operand, activation: str, out: Operand) -> Plan:
+    """out = grad_output * activation'(before)."""
+    return plan_elementwise(
+        linear_backward_flat, linear_backward_strided, (grad_output, before, out), (activation,)
+    )

@@ -27,34 +27,41 @@ COPY_WARPS = 4
 
 @triton.jit
 def matmul_pointers(
-    a, b, bias, c, m, n, k, rows, columns, count,
-    a_row, a_column, b_row, b_column, c_row, c_column, bias_stride,
+    a, b, bias, input, before, c, m, n, k, rows, columns, count,
+    a_row, a_column, b_row, b_column, c_row, c_column, input_row, input_column, bias_stride,
     size0, size1, size2, size3, size4, size5, size6, size7,
     c_start, c0, c1, c2, c3, c4, c5, c6, c7,
     a_start, a0, a1, a2, a3, a4, a5, a6, a7,
     b_start, b0, b1, b2, b3, b4, b5, b6, b7,
-    PRECISION: tl.constexpr, RANK: tl.constexpr, GROUP: tl.constexpr, VECTORS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    i_start, i0, i1, i2, i3, i4, i5, i6, i7,
+    beta_high, beta_low, alpha_high, alpha_low,
+    PRECISION: tl.constexpr, RANK: tl.constexpr, ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr,
+    GROUP: tl.constexpr, VECTORS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     multiply_by_pointers(
-        (a, b, bias, c), (m, n, k), ((a_row, a_column), (b_row, b_column), (c_row, c_column)),
-        bias_stride, (rows, columns, count),
-        (size0, size1, size2, size3, size4, size5, size6, size7), (c_start, a_start, b_start),
+        (a, b), (bias, bias_stride, input, input_row, input_column), (before, c), (m, n, k),
+        ((a_row, a_column), (b_row, b_column), (c_row, c_column)), (rows, columns, count),
+        (size0, size1, size2, size3, size4, size5, size6, size7),
+        (c_start, a_start, b_start, i_start),
         ((c0, c1, c2, c3, c4, c5, c6, c7), (a0, a1, a2, a3, a4, a5, a6, a7),
-         (b0, b1, b2, b3, b4, b5, b6, b7)),
-        PRECISION, RANK, GROUP, VECTORS, BLOCK,
+         (b0, b1, b2, b3, b4, b5, b6, b7), (i0, i1, i2, i3, i4, i5, i6, i7)),
+        (beta_high, beta_low, alpha_high, alpha_low),
+        PRECISION, RANK, ACTIVATION, IS_SLOPE, GROUP, VECTORS, BLOCK,
     )  # fmt: skip
 
 
 @triton.jit
 def matmul_descriptors(
-    a, b, bias, c, counters, scratch, m, n, k, row_stride, rows, columns, count, parts,
+    a, b, bias, input, before, c, counters, scratch, m, n, k, row_stride, rows, columns, count,
+    parts, input_row, input_column, beta_high, beta_low, alpha_high, alpha_low,
     ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
-    GROUP: tl.constexpr, IS_EXCHANGED: tl.constexpr, BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, GROUP: tl.constexpr,
+    IS_EXCHANGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     multiply_by_descriptors(
-        a, b, bias, c, counters, scratch, (m, n, k), row_stride, (rows, columns, count), parts,
-        ALONG_M, ALONG_N, HAS_DESCRIPTOR, GROUP, IS_EXCHANGED, BLOCK,
+        a, b, (bias, 1, input, input_row, input_column), (before, c), counters, scratch, (m, n, k),
+        row_stride, (rows, columns, count), parts, (beta_high, beta_low, alpha_high, alpha_low),
+        ALONG_M, ALONG_N, HAS_DESCRIPTOR, ACTIVATION, IS_SLOPE, GROUP, IS_EXCHANGED, BLOCK,
     )  # fmt: skip
 
 
@@ -74,19 +81,19 @@ def matmul_forward(
     input: Operand, other: Operand, batch_invariant: bool, precision: str, out: Operand
 ) -> Plan:
     """out = input @ other."""
-    product = product_of(input, other, None, out, batch_invariant)
+    product = product_of(input, other, out, is_batch_invariant=batch_invariant)
     return plan_product(product.with_precision(precision))
 
 
 def plan_product(product: Product) -> Plan:
-    """The plan of C = A B + bias."""
+    """The plan of C = A B, and what follows it."""
     if product.is_empty:
         return NOTHING
     return _plan_by_descriptors(product) or _plan_by_pointers(product)
 
 
 def _plan_by_pointers(product: Product) -> Plan:
-    a, b, c = product.a, product.b, product.c
+    a, b, c, around = product.a, product.b, product.c, product.around
     device, size = c.device, c.element_size()
     product.choose_numbers("strided")
     tile = device.tuned("products.triton.tile", size)
@@ -105,15 +112,17 @@ def _plan_by_pointers(product: Product) -> Plan:
         across = min(tiles[-1], GRID_SIDE)
         scalars = (
             *product.sizes, *tiles, *strides, product.bias_stride,
-            *strided_arguments(slice, start, 3),
+            *strided_arguments(slice, start, 4), *product.no_numbers,
         )  # fmt: skip
         precision = "tf32" if product.is_tf32 else "ieee"
-        constants = (precision, len(slice.sizes), group, vectors, block)
+        constants = (
+            precision, len(slice.sizes), around.activation, around.is_slope, group, vectors, block,
+        )  # fmt: skip
         launches.append(
             Launch(
                 matmul_pointers, (across, triton.cdiv(tiles[-1], across)),
-                (a, b, product.bias, c), scalars, constants, tile["warps"],
-                num_stages=tile["stages"],
+                (a, b, around.bias, around.input, around.before, c), scalars, constants,
+                tile["warps"], numbers=product.numbers, num_stages=tile["stages"],
             )
         )  # fmt: skip
     name = f"pointers, tiles of {block[0]}x{block[1]}{', TF32' * product.is_tf32}"
@@ -167,7 +176,7 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
         return None
     if not device.is_interpreted and device.architecture < TMA_ARCHITECTURE:
         return None
-    if product.bias is not None and n > 1 and product.bias_stride != 1:
+    if product.around.bias is not None and n > 1 and product.bias_stride != 1:
         return None
     if product.strides[2][1] != 1 or max(m, n, k) > MOST_SIZE:
         return None
@@ -182,7 +191,12 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
         return None
     layout = ("T" if along_m else "N") + ("T" if along_k else "N")
     product.choose_numbers(layout)
-    has_descriptor = Descriptor.fits(c, SMALLEST)
+    around = product.around
+    before = around.before and dataclasses.replace(
+        c, position=around.before.position, address=around.before.address
+    )
+    outputs = [out for out in (before, c) if out is not None]
+    has_descriptor = all(Descriptor.fits(out, SMALLEST) for out in outputs)
     few = product.planned_sizes[0] <= device.tuned("products.triton.swap")
     is_exchanged = few and not is_tf32
     if is_exchanged:
@@ -202,20 +216,43 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     parts, counters, sums = split_of(product, block, tiles[-1])
     matrices = copied_behind(sums, *matrices)
     group = device.tuned("products.both.group")
+
+    def stored(out: Operand | None) -> Operand | Descriptor | None:
+        return Descriptor(out, block_c) if has_descriptor and out is not None else out
+
     launch = Launch(
         matmul_descriptors,
         (device.programs(tiles[-1] * parts, 1),),
         (
             matrices[0].descriptor(block_a),
             matrices[1].descriptor(block_b),
-            product.bias,
-            Descriptor(c, block_c) if has_descriptor else product.c,
+            around.bias,
+            around.input,
+            stored(before),
+            stored(c),
             counters,
             sums,
         ),
-        (*product.sizes, product.strides[2][0], *tiles, parts),
-        (along_m, not along_k, has_descriptor, group, is_exchanged, block),
+        (
+            *product.sizes,
+            product.strides[2][0],
+            *tiles,
+            parts,
+            *product.strides[3],
+            *product.no_numbers,
+        ),
+        (
+            along_m,
+            not along_k,
+            has_descriptor,
+            around.activation,
+            around.is_slope,
+            group,
+            is_exchanged,
+            block,
+        ),
         tile["warps"],
+        numbers=product.numbers,
         num_stages=tile["stages"] - is_tf32,  # C's halves take twice the shared memory
     )
     name = f"descriptors, tiles of {block[0]}x{block[1]}"

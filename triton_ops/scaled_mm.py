@@ -11,7 +11,7 @@ from diglot.backends.plans import Plan
 from diglot.triton_ops.launch.descriptors import MOST_SIZE, Descriptor
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.plan import ACCESS_BYTES, NOTHING, Launch, Operand, Scalar
-from diglot.triton_ops.launch.products import Product, product_of, tiles_of
+from diglot.triton_ops.launch.products import Around, Product, product_of, tiles_of
 from diglot.triton_ops.lib.products.scaled import (
     multiply_scaled_by_descriptors,
     multiply_scaled_by_pointers,
@@ -94,7 +94,7 @@ def scaled_mm_forward(
     out: Operand,
 ) -> Plan:
     """out = (mat_a · scale_a) @ (mat_b · scale_b) + bias."""
-    product = product_of(mat_a, mat_b, bias, out, batch_invariant)
+    product = product_of(mat_a, mat_b, out, Around(bias), batch_invariant)
     if product.is_empty:
         return NOTHING
     scales = (
@@ -132,7 +132,7 @@ def _plan_by_descriptors(product: Product, scales: tuple[Scales, Scales], mode: 
         return None
     if k == 0 or max(m, n, k) > MOST_SIZE or product.strides[2][1] != 1:
         return None
-    if product.bias is not None and n > 1 and product.bias_stride != 1:
+    if product.around.bias is not None and n > 1 and product.bias_stride != 1:
         return None
     a = _along_k(product.a, m, k, product.strides[0])
     b = _along_k(product.b, n, k, product.strides[1][::-1])
@@ -156,7 +156,7 @@ def _plan_by_descriptors(product: Product, scales: tuple[Scales, Scales], mode: 
             Descriptor(b, (block[1], DEPTH)),
             scales[0].operand,
             scales[1].operand,
-            product.bias,
+            product.around.bias,
             Descriptor(product.c, (block[0], block[1] // 2)) if has_descriptor else product.c,
         ),
         (*product.sizes, product.strides[2][0], *steps, *tiles),
@@ -190,7 +190,7 @@ def _plan_by_pointers(product: Product, scales: tuple[Scales, Scales], mode: str
     launch = Launch(
         scaled_mm_pointers,
         (across, triton.cdiv(tiles[-1], across)),
-        (*bits, scales[0].operand, scales[1].operand, product.bias, c),
+        (*bits, scales[0].operand, scales[1].operand, product.around.bias, c),
         (*product.sizes, *strides, product.bias_stride, *steps, *tiles),
         (
             tuple(operand.dtype == torch.float8_e5m2 for operand in (a, b)),

@@ -7,11 +7,6 @@
 
 namespace diglot {
 
-template <typename T>
-constexpr Precision kPrecision = sizeof(T) == 2   ? Precision::kHalf
-                                 : sizeof(T) == 4 ? Precision::kFloat
-                                                  : Precision::kDouble;
-
 // All threads of an SM should be resident: 32 registers each. In float64 that would spill.
 template <typename T, Approximate kApproximate>
 struct GeluForward {

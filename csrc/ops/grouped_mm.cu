@@ -68,7 +68,7 @@ void plan_groups(Planner& planner, const GroupedProduct& product) {
 
 void grouped_mm_forward(Planner& planner, const Operand& input, const Operand& other,
                         const Operand* offs, const Operand& out) {
-  if (offs == nullptr) return plan_product(planner, Product(input, other, nullptr, out));
+  if (offs == nullptr) return plan_product(planner, Product(input, other, {}, out));
   plan_groups(planner, GroupedProduct(input, other, *offs, out));
 }
 

@@ -94,7 +94,7 @@ void plan_dmma(Planner& planner, const Product& product) {
 
 void matmul_forward(Planner& planner, const Operand& input, const Operand& other,
                     bool batch_invariant, std::string_view precision, const Operand& out) {
-  Product product(input, other, nullptr, out);
+  Product product(input, other, {}, out);
   product.is_batch_invariant = batch_invariant;
   plan_product(planner, with_precision(product, precision));
 }

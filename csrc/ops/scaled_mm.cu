@@ -60,7 +60,7 @@ void plan_fma(Planner& planner, const ScaledProduct& scaled) {
 void scaled_mm_forward(Planner& planner, const Operand& mat_a, const Operand& mat_b,
                        const Operand& scale_a, const Operand& scale_b, const Operand* bias,
                        bool use_fast_accum, bool batch_invariant, const Operand& out) {
-  Product product(mat_a, mat_b, bias, out);
+  Product product(mat_a, mat_b, {bias}, out);
   product.is_batch_invariant = batch_invariant;
   if (product.is_empty()) return;
   const ScaledProduct scaled(product, scale_a, scale_b, use_fast_accum);

@@ -17,7 +17,7 @@ from product_triton import describe
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from diglot.triton_ops.lib.mma.dot import dot
-from diglot.triton_ops.lib.products.pointers import half_of
+from diglot.triton_ops.lib.products.epilogue import half_of
 from diglot.triton_ops.lib.products.schedule import tile_of
 from diglot.triton_ops.lib.types import convert
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from diglot.backends.selection import check_name
-from diglot.ops import dropout, gelu, layer_norm, linear, log_softmax, rms_norm, softmax
+from diglot.ops import dropout, gelu, layer_norm, linear, log_softmax, mlp, rms_norm, softmax
 from diglot.ops.gelu import APPROXIMATIONS
+from diglot.reference.activations import ACTIVATIONS
 from diglot.reference.layer_norm import EPS
 
 # torch.fx records calls of these as they are; it could not trace into them.
-for _op in ("dropout", "gelu", "layer_norm", "linear", "log_softmax", "rms_norm", "softmax"):
+for _op in ("dropout", "gelu", "layer_norm", "linear", "log_softmax", "mlp", "rms_norm", "softmax"):
     torch.fx.wrap(_op)
 
 
@@ -140,6 +141,57 @@ class Linear(OnBackend, torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return linear(input, self.weight, self.bias, backend=self.backend)
+
+
+class MLP(OnBackend):
+    """Applies `diglot.mlp`: two linear layers with an activation between them.
+
+    Args:
+        in_features: of the input's last dimension.
+        hidden_features: between the layers.
+        out_features: of the output's last dimension; by default `in_features`.
+        activation: "gelu", "gelu_tanh", "relu" or "silu".
+        bias: whether both layers add a bias.
+        device: of the parameters.
+        dtype: of them, and of the input.
+        backend: as in `diglot.matmul`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int | None = None,
+        activation: str = "gelu",
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        if activation not in ACTIVATIONS[1:]:
+            raise ValueError(
+                f"MLP: activation must be one of {ACTIVATIONS[1:]}, not {activation!r}"
+            )
+        super().__init__()
+        out_features = in_features if out_features is None else out_features
+        options = {"bias": bias, "device": device, "dtype": dtype}
+        self.fc1 = torch.nn.Linear(in_features, hidden_features, **options)
+        self.fc2 = torch.nn.Linear(hidden_features, out_features, **options)
+        self.activation = activation
+        self.backend = _checked(backend)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        first, second = self.fc1, self.fc2
+        return mlp(
+            input,
+            first.weight,
+            first.bias,
+            second.weight,
+            second.bias,
+            self.activation,
+            backend=self.backend,
+        )
 
 
 class LayerNorm(OnBackend, torch.nn.LayerNorm):

@@ -22,7 +22,8 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   const auto* const a = reinterpret_cast<const double*>(in);
   const FmaProduct product{kM,      kN,      kK, (kK + Shape::kDepth - 1) / Shape::kDepth,
                            {kK, 1}, {kN, 1}, {}, {2, 2, 1, 8}};
-  const Epilogue<double> epilogue{kM, kN, nullptr, 0, reinterpret_cast<double*>(out), {kN, 1}};
+  Epilogue<double> epilogue{kM, kN, 1};
+  epilogue.c = reinterpret_cast<double*>(out), epilogue.strides = {kN, 1};
   Launch how{4, Shape::kThreads};
   how.shared_bytes = sizeof(Shape::Shared);
   launch<multiply>(how, nullptr, a, a + kM * kK, epilogue, product);

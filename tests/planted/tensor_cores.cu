@@ -14,10 +14,10 @@ using namespace diglot;
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     multiply(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
-             const __grid_constant__ TensorMap map_c,
+             const __grid_constant__ TensorMap map_c, const __grid_constant__ TensorMap map_before,
              const __grid_constant__ Epilogue<bfloat16> epilogue, char* scratch,
              const __grid_constant__ WgmmaProduct product) {
-  multiply_by_wgmma<bfloat16, Shape>(a, b, map_c, epilogue, scratch, product);
+  multiply_by_wgmma<bfloat16, Shape>(a, b, map_c, map_before, epilogue, scratch, product);
 }
 
 TensorMap map_of(const void* matrix, int rows, int columns, int box_columns, int box_rows,
@@ -33,11 +33,16 @@ TensorMap map_of(const void* matrix, int rows, int columns, int box_columns, int
 }
 
 // Twice, with the same scratch: what the first launch leaves there is what the second finds.
-template <typename Shape, int kM, int kN, int kK, int kParts, unsigned kBlocks>
+// With kHasAround, A's first row is a bias, and its first columns are the input, with beta = -2.
+template <typename Shape, int kM, int kN, int kK, int kParts, unsigned kBlocks,
+          bool kHasAround = false>
 constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   constexpr bool kIsExchanged = Shape::kIsExchanged;
   constexpr int kRows = kIsExchanged ? kN : kM, kColumns = kIsExchanged ? kM : kN;  // of tiles
-  const Epilogue<bfloat16> epilogue{kM, kN, nullptr, 0, reinterpret_cast<bfloat16*>(out), {kN, 1}};
+  const auto* const beside = kHasAround ? reinterpret_cast<const bfloat16*>(in) : nullptr;
+  Epilogue<bfloat16> epilogue{kM, kN, 1, -2, beside, 1, beside, {kK, 1}};
+  if (kHasAround) epilogue.activation = Activation::kRelu;
+  epilogue.c = reinterpret_cast<bfloat16*>(out), epilogue.strides = {kN, 1};
   const TileSchedule tiles{(kRows + Shape::kRows - 1) / Shape::kRows,
                            (kColumns + Shape::kColumns - 1) / Shape::kColumns, 1, 2};
   const WgmmaProduct product{kIsExchanged ? Major::kMn : Major::kK,
@@ -48,6 +53,7 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
                              {},
                              {},
                              true,
+                             {},
                              {}};
   const TensorMap a =
       map_of(in, kM, kK, 64, kIsExchanged ? Shape::kColumns : Shape::kRows, Swizzle::k128);
@@ -65,16 +71,17 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   how.shared_bytes = sizeof(typename Shape::Shared);
   for (int launches = 0; launches < 2; ++launches) {
     std::fill_n(out, kM * kN / 2, -1.0f);
-    launch<multiply<Shape>>(
-        how, nullptr, kIsExchanged ? b : a, kIsExchanged ? a : b,
-        map_of(out, kM, kN, Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle), epilogue,
-        reinterpret_cast<char*>(scratch.data()), product);
+    const TensorMap c =
+        map_of(out, kM, kN, Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle);
+    launch<multiply<Shape>>(how, nullptr, kIsExchanged ? b : a, kIsExchanged ? a : b, c, c,
+                            epilogue, reinterpret_cast<char*>(scratch.data()), product);
   }
 };
 
 const std::vector<Entry> kernels = {
     // Tiles beyond edges, more steps than stages.
     {"136x136x616", start_product<WgmmaShape<bfloat16, 64>, 136, 136, 616, 1, 2>},
+    {"136x136x152", start_product<WgmmaShape<bfloat16, 64>, 136, 136, 152, 1, 2, true>},
     {"40x136x1160", start_product<WgmmaShape<bfloat16, 32, true>, 40, 136, 1160, 3, 5>},
 };
 

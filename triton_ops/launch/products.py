@@ -5,40 +5,71 @@ csrc/include/diglot/launch/products.h.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .layout import Layout, compute_layout
+from .numbers import number_halves
 from .plan import ACCESS_BYTES, Operand
 
-Dimensions = list[tuple[int, tuple[int, int, int]]]
+Steps = tuple[int, int, int, int]  # of C, A, B and the input
+
+
+ACTIVATIONS = ("none", "relu", "silu", "gelu", "gelu_tanh")
+
+
+@dataclass(frozen=True)
+class Around:
+    """What follows a product's sums, as lib/products/epilogue.py says.
+
+    Attributes:
+        bias: (n).
+        input, before: of C's sizes; `before` has C's strides.
+        activation: one of ACTIVATIONS.
+        is_slope: whether it is the activation's derivative.
+        is_scaled: whether the launcher has the numbers beta and alpha. Otherwise they are 1.
+    """
+
+    bias: Operand | None = None
+    input: Operand | None = None
+    before: Operand | None = None
+    activation: str = "none"
+    is_slope: bool = False
+    is_scaled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {ACTIVATIONS}, not {self.activation!r}")
 
 
 @dataclass(frozen=True)
 class Product:
-    """The operands of C = A B + bias.
+    """The operands of C = A B, and what follows it.
 
-    A is (..., m, k), B (..., k, n), C (..., m, n) and the bias (n). The dimensions before the last
-    two, the batch's, broadcast to those of C.
+    A is (..., m, k), B (..., k, n) and C (..., m, n). The dimensions before the last two, the
+    batch's, broadcast to those of C.
 
     Attributes:
-        a, b, bias, c: the operands.
+        a, b, c: the operands.
+        around: what follows.
         sizes: m, n, k.
-        strides: of a row and of a column of A, B and C.
-        batches: the batch's layout in C, A and B.
+        strides: of a row and of a column of A, B, C and the input.
+        batches: the batch's layout in C, A, B and the input.
         is_batch_invariant: whether a row's bits must not depend on M.
         is_tf32: of float32, whether tensor cores may ignore 13 bits of operands.
     """
 
     a: Operand
     b: Operand
-    bias: Operand | None
     c: Operand
+    around: Around
     sizes: tuple[int, int, int]
-    strides: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    strides: tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
     batches: Layout
     is_batch_invariant: bool = False
     is_tf32: bool = False
@@ -69,7 +100,20 @@ class Product:
 
     @property
     def bias_stride(self) -> int:
-        return 0 if self.bias is None else self.bias.strides[-1]
+        return 0 if self.around.bias is None else self.around.bias.strides[-1]
+
+    @property
+    def numbers(self) -> Callable[..., tuple[int, ...]] | None:
+        """Makes the halves of beta and of alpha, where a launcher has them."""
+        if not self.around.is_scaled:
+            return None
+        halves = functools.partial(number_halves, dtype=self.c.dtype)
+        return lambda beta, alpha: (*halves(beta), *halves(alpha))
+
+    @property
+    def no_numbers(self) -> tuple[None, ...]:
+        """What takes their place where it has none."""
+        return () if self.around.is_scaled else (None,) * 4
 
     def vector(self, operand: Operand, strides: tuple[int, int], array: int) -> tuple[int, int]:
         """The elements of 16-byte accesses, along a row or a column of an operand: (1, 1) where its
@@ -90,36 +134,54 @@ class Product:
 
 
 def product_of(
-    a: Operand, b: Operand, bias: Operand | None, c: Operand, is_batch_invariant: bool = False
+    a: Operand,
+    b: Operand,
+    c: Operand,
+    around: Around = Around(),
+    is_batch_invariant: bool = False,
 ) -> Product:
     """The product of these operands.
 
-    Rows of all matrices of a batch that share B are rows of one matrix, where A and C step through
-    them as through one.
+    Rows of all matrices of a batch that share B are rows of one matrix, where the others step
+    through them as through one.
+
+    Raises:
+        ValueError: `before` and C have different strides.
     """
+    if around.before is not None and around.before.strides != c.strides:
+        raise ValueError("before must have the strides of out")
+    input = around.input
+    none = (0,) * c.dim()  # an input that is absent takes no steps
+    beside = dataclasses.replace(c, strides=none) if input is None else input
     rank = c.dim() - 2
-    batch: Dimensions = []
+    batch: list[tuple[int, Steps]] = []
     for d in range(rank):
-        steps = tuple(_step(operand, d - rank) for operand in (c, a, b))
-        batch.append((c.shape[d], (steps[0], steps[1], steps[2])))
+        steps = tuple(_step(operand, d - rank) for operand in (c, a, b, beside))
+        batch.append((c.shape[d], (steps[0], steps[1], steps[2], steps[3])))
     m, n, k = c.shape[-2], c.shape[-1], a.shape[-1]
-    a_row, c_row = a.strides[-2], c.strides[-2]
+    rows = c.strides[-2], a.strides[-2], beside.strides[-2]
     while batch:
-        count, (c_step, a_step, b_step) = batch[-1]
+        count, (c_step, a_step, b_step, input_step) = batch[-1]
         if count != 1:
+            steps_of_rows = c_step, a_step, input_step
             if b_step != 0:
                 break
             if m == 1:
-                a_row, c_row = a_step, c_step
-            elif (a_step, c_step) != (m * a_row, m * c_row):
+                rows = steps_of_rows
+            elif steps_of_rows != tuple(m * row for row in rows):
                 break
             m *= count
         batch.pop()
     sizes = tuple(size for size, _ in batch)
-    strides = tuple(tuple(steps[array] for _, steps in batch) for array in range(3))
-    layout = compute_layout((sizes,) * 3, strides)
-    rows = ((a_row, a.strides[-1]), (b.strides[-2], b.strides[-1]), (c_row, c.strides[-1]))
-    return Product(a, b, bias, c, (m, n, k), rows, layout, is_batch_invariant)
+    strides = tuple(tuple(steps[array] for _, steps in batch) for array in range(4))
+    layout = compute_layout((sizes,) * 4, strides)
+    steps_of_matrices = (
+        (rows[1], a.strides[-1]),
+        (b.strides[-2], b.strides[-1]),
+        (rows[0], c.strides[-1]),
+        (rows[2], beside.strides[-1]),
+    )
+    return Product(a, b, c, around, (m, n, k), steps_of_matrices, layout, is_batch_invariant)
 
 
 def _step(operand: Operand, d: int) -> int:

@@ -46,6 +46,14 @@ from .gelu_half import (
 )
 
 
+@triton.constexpr_function
+def precision_of(dtype):
+    """The precision that a result of this type needs."""
+    if dtype in (tl.float16, tl.bfloat16):
+        return "half"
+    return "double" if dtype == tl.float64 else "float"
+
+
 @triton.jit
 def gelu(x, approximate: tl.constexpr, precision: tl.constexpr):
     """gelu(x). The largest errors found among normal results:

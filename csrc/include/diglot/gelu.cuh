@@ -32,6 +32,12 @@ namespace diglot {
 enum class Approximate { kNone, kTanh };
 enum class Precision { kHalf, kFloat, kDouble };
 
+// The precision that a result of type T needs.
+template <typename T>
+constexpr Precision kPrecision = sizeof(T) == 2   ? Precision::kHalf
+                                 : sizeof(T) == 4 ? Precision::kFloat
+                                                  : Precision::kDouble;
+
 // The type that a precision computes in.
 template <Precision precision>
 struct ComputeType {

@@ -47,7 +47,7 @@ std::optional<Operands> operands_of(const GroupedProduct& product) {
   const Operand of_c = groups_of(product.c, product.groups);
   const Operand of_a = groups_of(product.a, product.groups);
   const Operand of_b = groups_of(product.b, product.groups);
-  const Layout<3> batches({&of_c, &of_a, &of_b});
+  const ProductBatches batches({&of_c, &of_a, &of_b, &of_c});
   const int64_t m = product.m, n = product.n, k = product.k;
   // Along K if both ways are possible.
   const auto of = [&](const Operand& operand, int64_t side, int64_t side_stride,

@@ -21,10 +21,11 @@ template <typename T, int kColumns, bool kIsExchanged>
 __global__ void __launch_bounds__(WgmmaShape<T, kColumns, kIsExchanged>::kThreads, 1)
     matmul_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                  const __grid_constant__ TensorMap map_c,
+                 const __grid_constant__ TensorMap map_before,
                  const __grid_constant__ Epilogue<T> epilogue, char* scratch,
                  const __grid_constant__ WgmmaProduct product) {
-  multiply_by_wgmma<T, WgmmaShape<T, kColumns, kIsExchanged>>(a, b, map_c, epilogue, scratch,
-                                                              product);
+  multiply_by_wgmma<T, WgmmaShape<T, kColumns, kIsExchanged>>(a, b, map_c, map_before, epilogue,
+                                                              scratch, product);
 }
 
 inline Numbers order_of(const WgmmaProduct& product) { return {{"parts", product.schedule.parts}}; }
@@ -42,14 +43,15 @@ struct Operands {
 
 // The three operands; nothing if TMA cannot load A or B, and copies do not pay.
 std::optional<Operands> operands_of(const Device& device, const Product& product) {
-  constexpr int kC = 0, kA = 1, kB = 2;  // in the batch's layout
   const auto [m, n, k] = std::tuple{product.m, product.n, product.k};
-  const Layout<3>& batches = product.batches;
+  const Product::Batches& batches = product.batches;
   if (batches.rank > kTmaBatchRank) return {};
-  const Operands operands{
-      wgmma_operand(*product.a, m, product.of_a.row, k, product.of_a.column, batches, kA),
-      wgmma_operand(*product.b, n, product.of_b.column, k, product.of_b.row, batches, kB),
-      tma_matrix(*product.c, n, product.of_c.column, m, product.of_c.row, batches, kC)};
+  Operands operands{
+      wgmma_operand(*product.a, m, product.of_a.row, k, product.of_a.column, batches, Product::kA),
+      wgmma_operand(*product.b, n, product.of_b.column, k, product.of_b.row, batches, Product::kB),
+      tma_matrix(*product.c, n, product.of_c.column, m, product.of_c.row, batches, Product::kC)};
+  const Operand* const before = product.around.before;
+  if (before != nullptr && !before->is_aligned(kTmaUnit)) operands.c.reset();
   const int64_t copied = operands.a.copied_bytes() + operands.b.copied_bytes();
   if (copied > 0 && !is_worth_copies(device, product, copied)) return {};
   return operands;
@@ -97,6 +99,10 @@ Variant best_variant(Planner& planner, const Product& product) {
       product.c->dtype != DType::kFloat32 && m <= planner.tuned(Tunable::kProductsSwap);
   std::vector<int> widths(std::begin(kWidths), std::end(kWidths));
   if (is_exchanged) widths.assign(std::begin(kExchangedWidths), std::end(kExchangedWidths));
+  if (product.around.input != nullptr) {
+    const auto is_wide = [](int columns) { return columns > kMostColumnsBesideInput; };
+    widths.erase(std::remove_if(widths.begin(), widths.end(), is_wide), widths.end());
+  }
   const bool is_asked = std::find(widths.begin(), widths.end(), asked) != widths.end();
   Variant best{};
   double least = std::numeric_limits<double>::max();
@@ -120,10 +126,12 @@ void plan_wgmma(Planner& planner, const Product& product, Operands operands, int
   static_assert(Shape::kRows == kRows && Shape::kDepth == kLineBytes / sizeof(T) &&
                 Shape::kConsumers == kConsumers);
   if (kIsExchanged) std::swap(operands.a, operands.b);
-  const Layout<3>& batches = product.batches;
+  const Product::Batches& batches = product.batches;
   const auto group = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
   const TmaMatrix& c =
       operands.c ? *operands.c : operands.a.matrix;  // not used, but a map all the same
+  TmaMatrix before = c;
+  if (product.around.before != nullptr) before.data = product.around.before->as<void>();
   WgmmaProduct given{operands.a.major,
                      operands.b.major,
                      {tiles_of(product, product.m, kIsExchanged, kColumns, group),
@@ -133,8 +141,12 @@ void plan_wgmma(Planner& planner, const Product& product, Operands operands, int
                      operands.b.matrix.steps(),
                      c.steps(),
                      operands.c.has_value(),
+                     {},
                      {}};
-  for (int d = 0; d < batches.rank; ++d) given.batch_strides[d] = batches.strides[d][0];
+  for (int d = 0; d < batches.rank; ++d) {
+    given.batch_strides[d] = batches.strides[d][Product::kC];
+    given.input_batch_strides[d] = batches.strides[d][Product::kInput];
+  }
   const auto map = [](const WgmmaOperand& operand, int side) {
     const int lines = operand.major == Major::kK ? side : Shape::kDepth;
     return operand.matrix.encoded(Shape::kLine, static_cast<uint32_t>(lines), Swizzle::k128);
@@ -144,17 +156,19 @@ void plan_wgmma(Planner& planner, const Product& product, Operands operands, int
   how.shared_bytes = sizeof(typename Shape::Shared);
   planner.add<matmul_wgmma<T, kColumns, kIsExchanged>>(
       how, map(operands.a, Shape::kRows), map(operands.b, Shape::kColumns),
-      c.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle), product.epilogue<T>(),
-      scratch, given);
+      c.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
+      before.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
+      product.epilogue<T>(), scratch, given);
 }
 
 bool plan_on_tensor_cores(Planner& planner, const Product& product) {
   const DType dtype = product.c->dtype;
   const int64_t most = std::numeric_limits<int32_t>::max() - 1024;  // coordinates have 32 bits
   if (planner.device.architecture() != 90 || product.k == 0 || product.of_c.column != 1 ||
-      (product.bias != nullptr && product.n > 1 && product.bias_stride() != 1) ||
+      (product.around.bias != nullptr && product.n > 1 && product.bias_stride() != 1) ||
       std::max({product.m, product.n, product.k, product.batches.numel}) > most ||
-      (size_of(dtype) != 2 && !product.is_tf32)) {
+      (size_of(dtype) != 2 && (!product.is_tf32 || product.around.input != nullptr ||
+                               product.around.activation != Activation::kNone))) {
     return false;
   }
   std::optional<Operands> operands = operands_of(planner.device, product);

@@ -3,6 +3,9 @@
 from diglot.ops.add import add
 from diglot.ops.add_layer_norm import add_layer_norm
 from diglot.ops.add_rms_norm import add_rms_norm
+from diglot.ops.addmm import addmm
+from diglot.ops.baddbmm import baddbmm
+from diglot.ops.bmm import bmm
 from diglot.ops.clip_grad_norm_ import clip_grad_norm_
 from diglot.ops.dropout import dropout
 from diglot.ops.gaussian_pdf import gaussian_pdf
@@ -14,6 +17,7 @@ from diglot.ops.layer_norm import layer_norm
 from diglot.ops.linear import linear
 from diglot.ops.log_softmax import log_softmax
 from diglot.ops.matmul import matmul
+from diglot.ops.mlp import mlp
 from diglot.ops.moe import moe
 from diglot.ops.rms_norm import rms_norm
 from diglot.ops.scaled_mm import scaled_mm
@@ -25,6 +29,9 @@ __all__ = [
     "add",
     "add_layer_norm",
     "add_rms_norm",
+    "addmm",
+    "baddbmm",
+    "bmm",
     "clip_grad_norm_",
     "dropout",
     "gaussian_pdf",
@@ -36,6 +43,7 @@ __all__ = [
     "linear",
     "log_softmax",
     "matmul",
+    "mlp",
     "moe",
     "rms_norm",
     "scaled_mm",

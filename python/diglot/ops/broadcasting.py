@@ -4,8 +4,16 @@ batches them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch._prims_common import compute_elementwise_output_strides
+
+
+def broadcasts(shape: Sequence[int], result: Sequence[int]) -> bool:
+    """Whether a tensor of this shape expands to a result's."""
+    pairs = zip(reversed(shape), reversed(result), strict=False)
+    return len(shape) <= len(result) and all(size in (1, other) for size, other in pairs)
 
 
 def check_broadcast(op: str, input: torch.Tensor, other: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ kernels of the same layouts compute them, and nothing is copied.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,12 +23,16 @@ from diglot.ops.checks import check_floating
 from diglot.ops.sum_to_shape import unbroadcast
 from diglot.reference.matmul import rows_of
 
+Multiply = Callable[..., Tensor]  # of two operands, on a backend
 # "auto" takes PyTorch's products: diglot's have no committed benchmark yet.
 _find_precision: Any = torch._C._get_fp32_precision_getter  # type: ignore[attr-defined]
 AUTO_ORDER = ("torch", "cuda", "triton")
-for _op in ("matmul", "linear"):
+for _op in ("matmul", "linear", "addmm", "bmm", "baddbmm", "mlp"):
     prefer(_op, AUTO_ORDER)
+for _op in ("matmul", "linear"):
     declare_invariant(_op)
+
+OPTIONAL = ("bias", "residual", "bias1", "bias2")
 
 
 def check_operands(op: str, **tensors: Tensor | None) -> bool:
@@ -41,7 +46,7 @@ def check_operands(op: str, **tensors: Tensor | None) -> bool:
     """
     first_name, first = next(iter(tensors.items()))
     for name, tensor in tensors.items():
-        if tensor is not None or name != "bias":
+        if tensor is not None or name not in OPTIONAL:
             check_floating(op, name, tensor)
     assert first is not None
     is_cast = not first.is_meta and torch.is_autocast_enabled(first.device.type)
@@ -77,7 +82,9 @@ def autocast(op: str, *tensors: Tensor | None) -> list[Tensor | None]:
     return cast
 
 
-def product_shape(input: Tensor, other: Tensor) -> tuple[int, ...]:
+def product_shape(
+    input: Tensor, other: Tensor, op: str = "matmul", first: str = "input", second: str = "other"
+) -> tuple[int, ...]:
     """The shape of a product of matrices, or of batches of them that broadcast.
 
     Raises:
@@ -85,9 +92,9 @@ def product_shape(input: Tensor, other: Tensor) -> tuple[int, ...]:
     """
     if input.shape[-1] != other.shape[-2]:
         raise ValueError(
-            f"matmul: input and other do not multiply: {tuple(input.shape)} and "
-            f"{tuple(other.shape)}; a row of input has {input.shape[-1]} elements, and a column of "
-            f"other has {other.shape[-2]}"
+            f"{op}: {first} and {second} do not multiply: {tuple(input.shape)} and "
+            f"{tuple(other.shape)}; a row of {first} has {input.shape[-1]} elements, and a column "
+            f"of {second} has {other.shape[-2]}"
         )
     if input.dim() == other.dim() == 2:
         return (input.shape[0], other.shape[1])
@@ -96,7 +103,7 @@ def product_shape(input: Tensor, other: Tensor) -> tuple[int, ...]:
         batch = torch.broadcast_shapes(*batches)
     except RuntimeError:
         raise ValueError(
-            f"matmul: the batches of input and other do not broadcast: {tuple(batches[0])} and "
+            f"{op}: the batches of {first} and {second} do not broadcast: {tuple(batches[0])} and "
             f"{tuple(batches[1])}"
         ) from None
     return (*batch, input.shape[-2], other.shape[-1])
@@ -131,7 +138,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Tensor, Te
     return input, other
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     input, other = ctx.saved_tensors
     of_input = of_other = None
     if ctx.needs_input_grad[0]:
@@ -142,26 +149,37 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 def gradient_of_input(
-    grad: Tensor, input: Tensor, other: Tensor, backend: str, batch_invariant: bool = False
+    grad: Tensor,
+    input: Tensor,
+    other: Tensor,
+    backend: str,
+    batch_invariant: bool = False,
+    product_of: Multiply | None = None,
 ) -> Tensor:
-    """The gradient of the first operand: grad @ other.mT, summed where it was broadcast."""
-    product = multiply(grad, other.mT, backend, batch_invariant)
+    """The gradient of the first operand: grad @ other.mT, summed where it was broadcast.
+
+    `product_of` is what multiplies; by default it is `multiply`.
+    """
+    product = (product_of or multiply)(grad, other.mT, backend, batch_invariant)
     return unbroadcast(product, input.shape, input.dtype, 1, backend)
 
 
-def gradient_of_other(grad: Tensor, input: Tensor, other: Tensor, backend: str) -> Tensor:
+def gradient_of_other(
+    grad: Tensor, input: Tensor, other: Tensor, backend: str, product_of: Multiply | None = None
+) -> Tensor:
     """The gradient of the second operand: input.mT @ grad, summed where it was broadcast.
 
     One matrix that multiplied a whole batch gets its gradient in one product: the rows of the batch
     are the rows of one matrix. So it is rounded once.
     """
+    product_of = product_of or multiply
     if other.dim() == 2 and input.dim() > 2:
-        return multiply(rows_of(input).mT, rows_of(grad), backend)
-    product = multiply(input.mT, grad, backend)
+        return product_of(rows_of(input).mT, rows_of(grad), backend)
+    product = product_of(input.mT, grad, backend)
     return unbroadcast(product, other.shape, other.dtype, 1, backend)
 
 
-def _tangent(ctx: Any, of_input: Tensor | None, of_other: Tensor | None) -> Tensor:
+def tangent(ctx: Any, of_input: Tensor | None, of_other: Tensor | None) -> Tensor:
     input, other = ctx.saved_tensors
     parts, how = [], (ctx.backend, ctx.batch_invariant)
     if of_input is not None:
@@ -182,8 +200,8 @@ matmul_operator = Operator(
     forward=_forward,
     fake=_empty_like_fake,
     save=_save,
-    backward=_gradients,
-    jvp=_tangent,
+    backward=gradients,
+    jvp=tangent,
     vmap=_batch,
     whole=True,
     check=lambda input, other: check_operands("matmul", input=input, other=other),

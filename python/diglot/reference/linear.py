@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from diglot.reference.activations import activate, activation_gradient
 from diglot.reference.matmul import expected_product, rows_of
 from diglot.reference.specs import Expected, OpSpec, nbytes
 
@@ -12,17 +13,38 @@ def linear_forward(
     input: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str,
     batch_invariant: bool,
     precision: str,
+    before: torch.Tensor | None,
     out: torch.Tensor,
     scratch: torch.Tensor | None,
 ) -> str:
-    """out = input @ weight.T + bias, by PyTorch's own op."""
+    """out = activation(input @ weight.T + bias + residual), by PyTorch's own ops."""
     rows, result = rows_of(input), rows_of(out)
     if bias is None:
         torch.mm(rows, weight.mT, out=result)
     else:
         torch.addmm(bias, rows, weight.mT, out=result)
+    if residual is not None:
+        out.add_(residual)
+    if before is not None:
+        before.copy_(out)
+    if activation != "none":
+        out.copy_(activate(out, activation))
+    return "aten"
+
+
+def linear_backward(
+    grad_output: torch.Tensor,
+    before: torch.Tensor,
+    activation: str,
+    out: torch.Tensor,
+    scratch: torch.Tensor | None,
+) -> str:
+    """out = grad_output * activation'(before), by PyTorch's own op."""
+    out.copy_(activation_gradient(grad_output, before, activation))
     return "aten"
 
 

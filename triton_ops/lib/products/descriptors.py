@@ -13,25 +13,25 @@ import triton
 import triton.language as tl
 
 from diglot.triton_ops.lib.mma.dot import dot
-from diglot.triton_ops.lib.products.epilogue import finish, half_of, store_tile
+from diglot.triton_ops.lib.products.epilogue import finish
 from diglot.triton_ops.lib.products.schedule import part_of, tile_of
 from diglot.triton_ops.lib.products.split import add_parts, leave_part
-from diglot.triton_ops.lib.types import convert
 
 
 @triton.jit
 def multiply_by_descriptors(
-    a, b, bias, c, counters, scratch, sizes, row_stride, tiles, parts,
+    a, b, around, outputs, counters, scratch, sizes, row_stride, tiles, parts, numbers,
     ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
-    GROUP: tl.constexpr, IS_EXCHANGED: tl.constexpr, BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, GROUP: tl.constexpr,
+    IS_EXCHANGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """C = A B + bias.
+    """C = A B, and what follows it: `around`, `numbers` and the constants are those of `finish`.
 
     Args:
         a, b: descriptors of matrices whose rows are contiguous: A, or its transpose where ALONG_M;
             B, or its transpose where not ALONG_N.
-        bias: a pointer to contiguous elements, or None.
-        c: a descriptor; without HAS_DESCRIPTOR a pointer to rows that begin every `row_stride`.
+        outputs: two descriptors; without HAS_DESCRIPTOR pointers to rows that begin every
+            `row_stride`. The first may be None.
         counters, scratch: of `leave_part`; None where K is not split.
         sizes: M, N, K.
         tiles: rows and columns of tiles, and how many there are in all.
@@ -66,25 +66,13 @@ def multiply_by_descriptors(
             else:
                 sums = dot(tile_a, tile_b, sums)
         if not IS_SPLIT:
-            _store(c, sums, bias, row, column, m, n, row_stride, HAS_DESCRIPTOR, IS_EXCHANGED)
+            finish(
+                sums.T if IS_EXCHANGED else sums, row, column, (m, n), (row_stride, 1), around,
+                numbers, outputs, ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR,
+            )  # fmt: skip
         elif leave_part(sums, counters, scratch, number, part, parts):
             sums = add_parts(sums, scratch, number, parts)
-            _store(c, sums, bias, row, column, m, n, row_stride, HAS_DESCRIPTOR, IS_EXCHANGED)
-
-
-@triton.jit
-def _store(
-    c, sums, bias, row, column, m, n, row_stride,
-    HAS_DESCRIPTOR: tl.constexpr, IS_EXCHANGED: tl.constexpr,
-):  # fmt: skip
-    """Makes a tile of C of its sums, and stores what lies in C."""
-    if IS_EXCHANGED:
-        sums = sums.T
-    HALF: tl.constexpr = sums.shape[1] // 2
-    for half in tl.static_range(2):
-        first = column + half * HALF
-        part = finish(half_of(sums, half), first, n, bias, 1)
-        if HAS_DESCRIPTOR:
-            c.store([row, first], convert(part, c.dtype))
-        else:
-            store_tile(c, part, row, first, m, n, row_stride, 1)
+            finish(
+                sums.T if IS_EXCHANGED else sums, row, column, (m, n), (row_stride, 1), around,
+                numbers, outputs, ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR,
+            )  # fmt: skip

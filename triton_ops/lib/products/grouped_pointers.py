@@ -51,5 +51,6 @@ def multiply_groups_by_pointers(
             m = end - begin
             k = tl.where(has_matrix, k, 0)
         multiply_tile(
-            (a, b, None, c), (m, n, k), strides, 0, row, column, PRECISION, VECTORS, BLOCK
-        )
+            (a, b), (None, 0, None, 0, 0), (None, c), (m, n, k), strides, (None, None, None, None),
+            row, column, PRECISION, "none", False, VECTORS, BLOCK,
+        )  # fmt: skip

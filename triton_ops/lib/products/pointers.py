@@ -7,59 +7,75 @@ import triton.language as tl
 
 from diglot.triton_ops.lib.elementwise import strided_offset
 from diglot.triton_ops.lib.mma.dot import dot
-from diglot.triton_ops.lib.products.epilogue import finish, half_of, store_tile
+from diglot.triton_ops.lib.products.epilogue import finish
 from diglot.triton_ops.lib.products.schedule import tile_of
 
 
 @triton.jit
 def multiply_by_pointers(
-    pointers, sizes, strides, bias_stride, tiles, batch_sizes, batch_starts, batch_strides,
-    PRECISION: tl.constexpr, RANK: tl.constexpr, GROUP: tl.constexpr, VECTORS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    pointers, around, outputs, sizes, strides, tiles, batch_sizes, batch_starts, batch_strides,
+    numbers, PRECISION: tl.constexpr, RANK: tl.constexpr, ACTIVATION: tl.constexpr,
+    IS_SLOPE: tl.constexpr, GROUP: tl.constexpr, VECTORS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One tile of C = A B + bias, for each program.
+    """One tile of C = A B, and what follows it, for each program.
 
     Args:
-        pointers: to A, B, the bias and C. The bias may be None.
+        pointers: to A and B.
+        around, outputs, numbers: as of `finish`, and so are ACTIVATION and IS_SLOPE.
         sizes: M, N, K.
         strides: of a row and of a column of A, B and C.
-        bias_stride: from a column's bias to the next.
         tiles: rows and columns of tiles, and how many there are in all.
         batch_sizes, batch_starts, batch_strides: of the batch's RANK dimensions; starts and strides
-            are those of C, A and B.
+            are those of C, A, B and the input.
         VECTORS: elements of an aligned 16-byte access down A, along A, down B and along B. 1
             means single elements. An access lies wholly inside the matrix, or outside.
         BLOCK: rows, columns and depth of a tile.
     """
-    a, b, bias, c = pointers
+    a, b = pointers
+    bias, bias_stride, input, input_row, input_column = around
+    before, c = outputs
     index = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     if index < tiles[2]:
         tile_row, tile_column, batch = tile_of(index, tiles[0], tiles[1], GROUP)
         if RANK > 0:
-            c += strided_offset(batch, batch_sizes, batch_starts[0], batch_strides[0], RANK, True)
+            in_c = strided_offset(batch, batch_sizes, batch_starts[0], batch_strides[0], RANK, True)
             a += strided_offset(batch, batch_sizes, batch_starts[1], batch_strides[1], RANK, True)
             b += strided_offset(batch, batch_sizes, batch_starts[2], batch_strides[2], RANK, True)
         else:
-            c += batch_starts[0]
+            in_c = batch_starts[0]
             a += batch_starts[1]
             b += batch_starts[2]
+        c += in_c
+        if before is not None:
+            before += in_c
+        if input is not None:
+            if RANK > 0:
+                input += strided_offset(
+                    batch, batch_sizes, batch_starts[3], batch_strides[3], RANK, True
+                )
+            else:
+                input += batch_starts[3]
         multiply_tile(
-            (a, b, bias, c), sizes, strides, bias_stride, tile_row, tile_column, PRECISION, VECTORS,
+            (a, b), (bias, bias_stride, input, input_row, input_column), (before, c), sizes,
+            strides, numbers, tile_row, tile_column, PRECISION, ACTIVATION, IS_SLOPE, VECTORS,
             BLOCK,
         )  # fmt: skip
 
 
 @triton.jit
 def multiply_tile(
-    pointers, sizes, strides, bias_stride, tile_row, tile_column, PRECISION: tl.constexpr,
+    pointers, around, outputs, sizes, strides, numbers, tile_row, tile_column,
+    PRECISION: tl.constexpr, ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr,
     VECTORS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A tile of C = A B + bias. Arguments are those of `multiply_by_pointers`, of one product."""
-    a, b, bias, c = pointers
+    """A tile of C, and what follows it. Arguments are those of `multiply_by_pointers`, of one
+    product.
+    """
+    a, b = pointers
+    c = outputs[1]
     m, n, k = sizes
     a_row, a_column = strides[0]
     b_row, b_column = strides[1]
-    c_row, c_column = strides[2]
     BM: tl.constexpr = BLOCK[0]
     BN: tl.constexpr = BLOCK[1]
     BK: tl.constexpr = BLOCK[2]
@@ -77,10 +93,10 @@ def multiply_tile(
         tile_a = load_tile(a, row, at, row < m, at < k, a_row, a_column, DOWN_A, ALONG_A)
         tile_b = load_tile(b, at, column, at < k, column < n, b_row, b_column, DOWN_B, ALONG_B)
         sums = dot(tile_a, tile_b, sums, PRECISION)
-    for half in tl.static_range(2):
-        first = tile_column * BN + half * (BN // 2)
-        part = finish(half_of(sums, half), first, n, bias, bias_stride)
-        store_tile(c, part, tile_row * BM, first, m, n, c_row, c_column)
+    finish(
+        sums, tile_row * BM, tile_column * BN, (m, n), strides[2], around, numbers, outputs,
+        ACTIVATION, IS_SLOPE, False,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from diglot.triton_ops.lib.float8 import float8_bits_to_float16
-from diglot.triton_ops.lib.products.epilogue import finish, half_of, store_tile
+from diglot.triton_ops.lib.products.epilogue import add_bias, half_of, store
 from diglot.triton_ops.lib.products.pointers import load_tile
 from diglot.triton_ops.lib.products.scales import SCALED_DEPTH, add_products, scale_sums
 from diglot.triton_ops.lib.products.schedule import tile_of
@@ -51,11 +51,12 @@ def multiply_scaled_by_descriptors(
             part = scale_sums(
                 half_of(sums, half), scales, strides, (row, first), (m, n), MODE, WIDTHS
             )
-            part = finish(part, first, n, bias, 1)
+            if bias is not None:
+                part = add_bias(part, first, n, bias, 1)
             if HAS_DESCRIPTOR:
                 c.store([row, first], convert(part, c.dtype))
             else:
-                store_tile(c, part, row, first, m, n, row_stride, 1)
+                store(c, part, row, first, (m, n), (row_stride, 1), False)
 
 
 @triton.jit
@@ -111,8 +112,9 @@ def multiply_scaled_by_pointers(
             part = scale_sums(
                 half_of(sums, half), scales, strides, (first_row, first), (m, n), MODE, WIDTHS
             )
-            part = finish(part, first, n, bias, bias_stride)
-            store_tile(c, part, first_row, first, m, n, c_row, c_column)
+            if bias is not None:
+                part = add_bias(part, first, n, bias, bias_stride)
+            store(c, part, first_row, first, (m, n), (c_row, c_column), False)
 
 
 @triton.jit

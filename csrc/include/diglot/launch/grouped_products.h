@@ -44,7 +44,9 @@ struct GroupedProduct {
   template <typename T>
   auto epilogue() const {
     return [m = m, n = n, c = c.as<T>(), of_c = strides_of(c)](const Arguments& now) {
-      return Epilogue<T>{m, n, nullptr, 0, c(now), of_c};
+      Epilogue<T> result{m, n, 1, 1};
+      result.c = c(now), result.strides = of_c;
+      return result;
     };
   }
   // Of tiles of so many rows and columns.

@@ -28,8 +28,8 @@ struct CopiedMatrix {
 
 // A copy of an operand whose lines are along `inner`.
 inline CopiedMatrix copied_matrix(const Operand& operand, int64_t inner, int64_t inner_stride,
-                                  int64_t outer, int64_t outer_stride, const Layout<3>& batches,
-                                  int array) {
+                                  int64_t outer, int64_t outer_stride,
+                                  const ProductBatches& batches, int array) {
   const int64_t unit = kLineBytes / size_of(operand.dtype);
   const int64_t pitch = (inner + unit - 1) / unit * unit;
   CopiedMatrix copied{operand.as<char>(),
@@ -60,7 +60,7 @@ struct WgmmaOperand {
 // Along K if both ways are possible; of float32 always, since wgmma takes nothing else. "Side" is M
 // of A, and N of B. `array` finds the operand in the batch's layout, whose rank TMA takes.
 inline WgmmaOperand wgmma_operand(const Operand& operand, int64_t side, int64_t side_stride,
-                                  int64_t k, int64_t k_stride, const Layout<3>& batches,
+                                  int64_t k, int64_t k_stride, const ProductBatches& batches,
                                   int array) {
   if (const auto found = tma_matrix(operand, k, k_stride, side, side_stride, batches, array)) {
     return {*found, Major::kK, {}};

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "diglot/launch/operand.h"
+#include "diglot/launch/products.h"
 #include "diglot/mma/tensor_map.h"
 #include "diglot/products/tensor_cores.cuh"
 
@@ -55,7 +56,7 @@ inline bool is_tma_stride(int64_t stride, int element_bytes) {
 // Nothing if TMA cannot take it. Array `array` of the batch's layout has the batch's strides.
 inline std::optional<TmaMatrix> tma_matrix(const Operand& operand, int64_t inner,
                                            int64_t inner_stride, int64_t outer,
-                                           int64_t outer_stride, const Layout<3>& batches,
+                                           int64_t outer_stride, const ProductBatches& batches,
                                            int array) {
   const int bytes = size_of(operand.dtype);
   if (!operand.is_aligned(kTmaUnit) || batches.rank > kTmaBatchRank) return {};

@@ -16,12 +16,13 @@
 
 namespace diglot {
 
-// A B, for each matrix of a batch. The batch's dimensions have strides in C, A and B.
+// A B, for each matrix of a batch. The batch's dimensions have strides in C, A, B and the
+// epilogue's input.
 struct FmaProduct {
   int64_t m, n, k;
   int steps;  // along K
   MatrixStrides a, b;
-  Strides<3, int64_t> batches;
+  Strides<4, int64_t> batches;
   TileSchedule schedule;
 };
 
@@ -212,8 +213,7 @@ DIGLOT_DEVICE void multiply_tile(const T* a, const T* b, const Product& product,
       }
     }
   };
-  epilogue.finish(for_each);
-  epilogue.store(for_each);
+  finish(epilogue, for_each, [&](bool is_before) { epilogue.store(is_before, for_each); });
 }
 
 // Computes the block's tile.
@@ -223,8 +223,10 @@ DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const Epilogue<T>& ep
   const int64_t index = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
   if (index >= product.schedule.count()) return;
   const Tile tile = product.schedule.tile(index);
-  const auto [start_c, start_a, start_b] = product.batches.offsets_by_loop(tile.batch).array;
-  multiply_tile<T, Shape>(a + start_a, b + start_b, product, epilogue.moved(start_c), tile);
+  const auto [start_c, start_a, start_b, start_input] =
+      product.batches.offsets_by_loop(tile.batch).array;
+  multiply_tile<T, Shape>(a + start_a, b + start_b, product, epilogue.moved(start_c, start_input),
+                          tile);
 }
 
 }  // namespace diglot

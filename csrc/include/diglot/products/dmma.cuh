@@ -129,7 +129,8 @@ DIGLOT_DEVICE void multiply_by_dmma(const double* a, const double* b,
   const int64_t index = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
   if (index >= product.schedule.count()) return;
   const Tile tile = product.schedule.tile(index);
-  const auto [start_c, start_a, start_b] = product.batches.offsets_by_loop(tile.batch).array;
+  const auto [start_c, start_a, start_b, start_input] =
+      product.batches.offsets_by_loop(tile.batch).array;
   const int64_t row = int64_t{tile.row} * Shape::kTile;
   const int64_t column = int64_t{tile.column} * Shape::kTile;
   DmmaLoader<Shape> rows(a + start_a + row * product.a.row, product.a.row, product.a.column,
@@ -171,9 +172,8 @@ DIGLOT_DEVICE void multiply_by_dmma(const double* a, const double* b,
       }
     }
   };
-  const Epilogue<double> here = epilogue.moved(start_c);
-  here.finish(for_each);
-  here.store(for_each);
+  const Epilogue<double> here = epilogue.moved(start_c, start_input);
+  finish(here, for_each, [&](bool is_before) { here.store(is_before, for_each); });
 }
 
 }  // namespace diglot

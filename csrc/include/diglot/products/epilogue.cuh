@@ -1,11 +1,13 @@
-// What follows the sums of a product, in every kernel: the bias, the rounding, the stores by
-// threads. Twin of triton_ops/lib/products/epilogue.py.
+// What follows the sums of a product, in every kernel: factors, the bias, a matrix beside the
+// product, the activation, the rounding, the stores by threads. Twin of
+// triton_ops/lib/products/epilogue.py.
 //
 // A kernel keeps its sums where its threads need them. It lends them by a function `for_each`:
 // for_each(visit) calls visit(sum, row, column) for each of a thread's sums that lies in C.
 #pragma once
 
 #include "diglot/platform.cuh"
+#include "diglot/products/activations.cuh"
 #include "diglot/types.cuh"
 
 namespace diglot {
@@ -15,38 +17,95 @@ struct MatrixStrides {
   int64_t row, column;
 };
 
-// C = sums + bias.
+// C = activation(alpha sums + bias + beta input), rounded once.
+//
+// With `is_slope`, C = (alpha sums + bias) times the activation's derivative at `input`.
 template <typename T>
 struct Epilogue {
-  int64_t m, n;         // of C
+  using Value = compute_t<T>;
+
+  int64_t m, n;  // of C
+  Value alpha, beta;
   const T* bias;        // null if there is none
   int64_t bias_stride;  // from a column's bias to the next
+  const T* input;       // null if there is none
+  MatrixStrides of_input;
+  Activation activation;
+  bool is_slope;
+  T* before;  // gets the elements before their activation, unless it is null
   T* c;
-  MatrixStrides strides;  // of C
+  MatrixStrides strides;  // of `c` and `before`
 
   // The same for another matrix of a batch.
-  DIGLOT_DEVICE Epilogue moved(int64_t of_c) const {
+  DIGLOT_DEVICE Epilogue moved(int64_t in_c, int64_t in_input) const {
     Epilogue result = *this;
-    result.c += of_c;
+    result.c += in_c;
+    if (before != nullptr) result.before += in_c;
+    if (input != nullptr) result.input += in_input;
     return result;
   }
 
-  // Makes the elements of C, before their rounding, of a thread's sums.
-  template <typename ForEach>
-  DIGLOT_DEVICE void finish(ForEach for_each) const {
-    if (bias == nullptr) return;
-    for_each([&](compute_t<T>& sum, int64_t, int64_t column) {
-      sum += convert<compute_t<T>>(bias[column * bias_stride]);
+  // Makes alpha sums + bias + beta input of a thread's sums. Without kTakesInput there is no input.
+  template <bool kTakesInput, typename ForEach>
+  DIGLOT_DEVICE void combine(ForEach for_each) const {
+    if (alpha != 1) {
+      for_each([&](Value& sum, auto, auto) { sum *= alpha; });
+    }
+    if (bias != nullptr) {
+      for_each([&](Value& sum, auto, int64_t column) {
+        sum += convert<Value>(bias[column * bias_stride]);
+      });
+    }
+    if (kTakesInput && input != nullptr && !is_slope) {
+      for_each([&](Value& sum, int64_t row, int64_t column) {
+        sum = fma(beta, input_at(row, column), sum);
+      });
+    }
+  }
+
+  // Applies the activation, or multiplies by its derivative.
+  template <bool kTakesInput, typename ForEach>
+  DIGLOT_DEVICE void activate(ForEach for_each) const {
+    with_activation(activation, [&](auto constant) {
+      constexpr Activation kActivation = decltype(constant)::value;
+      if (kTakesInput && is_slope) {
+        for_each([&](Value& sum, int64_t row, int64_t column) {
+          sum = activation_gradient<kActivation, T>(sum, input_at(row, column));
+        });
+      } else {
+        for_each([](Value& sum, auto, auto) { sum = diglot::activate<kActivation, T>(sum); });
+      }
     });
   }
 
-  // Rounds and stores them.
+  // Rounds and stores the elements, to `before` or to C.
   template <typename ForEach>
-  DIGLOT_DEVICE void store(ForEach for_each) const {
-    for_each([&](compute_t<T>& sum, int64_t row, int64_t column) {
-      c[row * strides.row + column * strides.column] = convert<T>(sum);
+  DIGLOT_DEVICE void store(bool is_before, ForEach for_each) const {
+    T* const to = is_before ? before : c;
+    for_each([&](Value& sum, int64_t row, int64_t column) {
+      to[row * strides.row + column * strides.column] = convert<T>(sum);
     });
   }
+
+ private:
+  DIGLOT_DEVICE Value input_at(int64_t row, int64_t column) const {
+    return convert<Value>(input[row * of_input.row + column * of_input.column]);
+  }
 };
+
+// The steps of a tile after its sums. store(is_before) rounds and stores the elements, to
+// `before` or to C.
+//
+// Kernels whose sums leave no registers take no input, or no activation.
+template <bool kTakesInput = true, bool kTakesActivation = true, typename T, typename ForEach,
+          typename Store>
+DIGLOT_DEVICE void finish(const Epilogue<T>& epilogue, ForEach for_each, Store store) {
+  epilogue.template combine<kTakesInput>(for_each);
+  if constexpr (kTakesActivation) {
+    if (epilogue.before != nullptr) store(true);
+    epilogue.template activate<kTakesInput>(for_each);
+  }
+  store(false);
+}
 
 }  // namespace diglot

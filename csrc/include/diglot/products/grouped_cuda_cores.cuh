@@ -46,7 +46,7 @@ DIGLOT_DEVICE void multiply_groups_by_fma(const T* a, const T* b, const int32_t*
     of_c = group.begin * epilogue.strides.row;
   }
   part.steps = static_cast<int>((part.k + Shape::kDepth - 1) / Shape::kDepth);
-  multiply_tile<T, Shape>(a, b, part, epilogue.moved(of_c), tile);
+  multiply_tile<T, Shape>(a, b, part, epilogue.moved(of_c, 0), tile);
 }
 
 }  // namespace diglot

@@ -106,7 +106,7 @@ DIGLOT_DEVICE void consume_groups(typename Shape::Shared& shared, Mbarrier* full
       store_by_tma<T, Shape>(sums, shared.c[consumer], map_c, 1 + consumer, row, place.column,
                              BatchPlace{place.matrix_c, 0});
     } else {
-      epilogue.moved(place.matrix_c * product.c_step).store([&](auto visit) {
+      epilogue.moved(place.matrix_c * product.c_step, 0).store(false, [&](auto visit) {
         for_each_sum<false>(sums, row, place.column, place.end, n, visit);
       });
     }

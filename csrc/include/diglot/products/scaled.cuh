@@ -155,7 +155,7 @@ DIGLOT_DEVICE void consume_scaled_stages(typename Shape::Shared& shared, Mbarrie
     multiply_scaled_stages<Shape>(sums, ring, shared, full, empty, first_row, product, add);
     if constexpr (!kHasBlocks) scale(0, [&](int i, float factor) { sums[i] *= factor; });
     const auto for_each = [&](auto visit) { for_each_sum<false>(sums, row, column, m, n, visit); };
-    epilogue.finish(for_each);
+    epilogue.template combine<false>(for_each);
     if constexpr (sizeof(T) == 2) {
       if (product.is_stored_by_tma) {
         store_by_tma<T, Shape>(sums, shared.c[consumer], map_c, 1 + consumer, row, column,
@@ -163,7 +163,7 @@ DIGLOT_DEVICE void consume_scaled_stages(typename Shape::Shared& shared, Mbarrie
         continue;
       }
     }
-    epilogue.store(for_each);
+    epilogue.store(false, for_each);
   }
   // A block's shared memory ends with the block.
   if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();

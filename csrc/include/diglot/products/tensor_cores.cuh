@@ -27,6 +27,8 @@ namespace diglot {
 
 // Dimensions of a batch beside a matrix's two: TMA takes five in all.
 constexpr int kTmaBatchRank = 2;
+// Wider tiles leave no registers for the elements of an epilogue's input.
+constexpr int kMostColumnsBesideInput = 192;
 
 template <typename T>
 constexpr MmaType kMmaType = MmaType::kBfloat16;
@@ -43,6 +45,9 @@ struct WgmmaShape {
   static constexpr int kRows = 128, kColumns = kColumns_, kDepth = kLine;
   static constexpr int kConsumers = 2, kConsumerRows = kRows / kConsumers;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
+  // What an epilogue may have. Activations in float32 would take long, and many registers.
+  static constexpr bool kTakesActivation = sizeof(T) == 2;
+  static constexpr bool kTakesInput = kTakesActivation && kColumns <= kMostColumnsBesideInput;
   static constexpr int kSums = kColumns / 2;  // of a thread
 
   // A panel of B is a line wide, so B may have more columns than the tile.
@@ -91,7 +96,8 @@ struct WgmmaProduct {
   TmaBatch in_a, in_b, in_c;
   // Whether TMA can store C. Otherwise threads do.
   bool is_stored_by_tma;
-  int64_t batch_strides[kTmaBatchRank];  // of C
+  int64_t batch_strides[kTmaBatchRank];        // of C
+  int64_t input_batch_strides[kTmaBatchRank];  // of the epilogue's input
 };
 
 // The stages of the ring in turn, and the parity of their current phase.
@@ -251,7 +257,7 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kSta
 template <bool kIsExchanged, int kSums, typename Visit>
 DIGLOT_DEVICE void for_each_sum(float (&sums)[kSums], int row, int column, int m, int n,
                                 Visit visit) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+  const int thread = warpgroup_thread();
   DIGLOT_UNROLL
   for (int i = 0; i < kSums; ++i) {
     const int across = row + accumulator_row(thread, i);
@@ -271,8 +277,9 @@ DIGLOT_DEVICE int consumer_number() {
 // Multiplies and stores all tiles of the block.
 template <typename T, typename Shape>
 DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
-                                  const TensorMap& map_c, const Epilogue<T>& epilogue,
-                                  char* scratch, const WgmmaProduct& product) {
+                                  const TensorMap& map_c, const TensorMap& map_before,
+                                  const Epilogue<T>& epilogue, char* scratch,
+                                  const WgmmaProduct& product) {
   const int consumer = consumer_number();
   const int first_row = consumer * Shape::kConsumerRows;
   Ring<Shape::kStages> ring;
@@ -288,19 +295,23 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
     const Tile tile = part.tile;
     const BatchPlace place = place_in_batch(product, tile.batch);
     const int row = tile.row * Shape::kRows + first_row, column = tile.column * Shape::kColumns;
-    const Epilogue<T> here = epilogue.moved(place.inner * product.batch_strides[0] +
-                                            place.outer * product.batch_strides[1]);
+    const auto offset = [&](const int64_t (&strides)[kTmaBatchRank]) {
+      return place.inner * strides[0] + place.outer * strides[1];
+    };
+    const Epilogue<T> here =
+        epilogue.moved(offset(product.batch_strides), offset(product.input_batch_strides));
     const auto for_each = [&](auto visit) {
       for_each_sum<Shape::kIsExchanged>(sums, row, column, static_cast<int>(epilogue.m),
                                         static_cast<int>(epilogue.n), visit);
     };
-    here.finish(for_each);
-    if (product.is_stored_by_tma) {
-      store_by_tma<T, Shape>(sums, shared.c[consumer], map_c, barrier, row, column,
-                             place * product.in_c);
-    } else {
-      here.store(for_each);
-    }
+    finish<Shape::kTakesInput, Shape::kTakesActivation>(here, for_each, [&](bool is_before) {
+      if (product.is_stored_by_tma) {
+        store_by_tma<T, Shape>(sums, shared.c[consumer], is_before ? map_before : map_c, barrier,
+                               row, column, place * product.in_c);
+      } else {
+        here.store(is_before, for_each);
+      }
+    });
   }
   // A block's shared memory ends with the block.
   if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();
@@ -330,14 +341,15 @@ DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume) {
 
 template <typename T, typename Shape>
 DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
-                                     const Epilogue<T>& epilogue, char* scratch,
-                                     const WgmmaProduct& product) {
+                                     const TensorMap& map_before, const Epilogue<T>& epilogue,
+                                     char* scratch, const WgmmaProduct& product) {
   share_out<Shape>(
       [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
         produce_stages<Shape>(shared, full, empty, a, b, product);
       },
       [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
-        consume_stages<T, Shape>(shared, full, empty, map_c, epilogue, scratch, product);
+        consume_stages<T, Shape>(shared, full, empty, map_c, map_before, epilogue, scratch,
+                                 product);
       });
 }
 

@@ -1,0 +1,21 @@
+// A product of matrices, and a matrix beside it: the launcher. matmul.cu has the kernels. Twin of
+// triton_ops/addmm.py.
+#include "diglot/launch/products.h"
+#include "torch/launcher.h"
+
+namespace {
+
+using namespace diglot;
+
+void addmm_forward(Planner& planner, const Operand& mat1, const Operand& mat2, const Operand* input,
+                   Real beta, Real alpha, const Operand& out) {
+  Around around;
+  around.input = input, around.alpha = alpha, around.beta = beta;
+  plan_product(planner, Product(mat1, mat2, around, out));
+}
+
+DIGLOT_LAUNCHER(addmm_forward,
+                "(Tensor mat1, Tensor mat2, Tensor? input, float beta, float alpha, "
+                "Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+
+}  // namespace

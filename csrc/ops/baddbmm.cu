@@ -1,0 +1,21 @@
+// Products of batches of matrices, and matrices beside them: the launcher. matmul.cu has the
+// kernels. Twin of triton_ops/baddbmm.py.
+#include "diglot/launch/products.h"
+#include "torch/launcher.h"
+
+namespace {
+
+using namespace diglot;
+
+void baddbmm_forward(Planner& planner, const Operand& batch1, const Operand& batch2,
+                     const Operand* input, Real beta, Real alpha, const Operand& out) {
+  Around around;
+  around.input = input, around.alpha = alpha, around.beta = beta;
+  plan_product(planner, Product(batch1, batch2, around, out));
+}
+
+DIGLOT_LAUNCHER(baddbmm_forward,
+                "(Tensor batch1, Tensor batch2, Tensor? input, float beta, float alpha, "
+                "Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+
+}  // namespace

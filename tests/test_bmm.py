@@ -1,0 +1,48 @@
+"""bmm: values, derivatives, errors. Its code is shared with matmul: tests/test_matmul.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from backends import BACKENDS, FLOATING, KERNELS
+from product_cases import assert_derivatives, assert_product, laid_out, normal
+
+import diglot
+from diglot.reference.bmm import bmm_oracle
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_values(backend, dtype):
+    a, b = normal(3, 24, 16, dtype=dtype), normal(3, 16, 40, dtype=dtype)
+    for x, y in ((a, b), (laid_out(a, True), b), (a, laid_out(b, True)), (a[:, :0], b)):
+        assert_product(diglot.bmm(x, y, backend=backend), x, y)
+    assert diglot.bmm(a[:0], b[:0], backend=backend).shape == (0, 24, 40)
+    assert diglot.bmm(a[..., :0], b[:, :0], backend=backend).eq(0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_in_pytorchs_hands(backend):
+    a, b = (normal(*s, dtype=torch.float64).requires_grad_() for s in ((2, 3, 4), (2, 4, 5)))
+
+    def own(*given):
+        return diglot.bmm(*given, backend=backend)
+
+    assert_derivatives(own, torch.bmm, [a, b])
+    assert diglot.last_run().backend == backend
+    torch.testing.assert_close(own(a, b), bmm_oracle(a, b))
+    more = normal(3, 2, 3, 4, dtype=torch.float64)
+    torch.testing.assert_close(
+        torch.vmap(own, (0, None))(more, b), torch.vmap(torch.bmm, (0, None))(more, b)
+    )
+
+
+def test_errors():
+    a, b = torch.ones(2, 3, 4), torch.ones(2, 4, 5)
+    for given, text in [
+        ((a[0], b), "input and mat2 must be batches of as many matrices"),
+        ((a, b[:1]), "batches of as many matrices"),
+        ((a, b.mT), "bmm: input and mat2 do not multiply"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            diglot.bmm(*given)

@@ -1,0 +1,17 @@
+"""A product of matrices, and a matrix beside it: the launcher. matmul.py has the kernels.
+Twin of csrc/ops/addmm.cu.
+"""
+
+from diglot.backends.plans import Plan
+from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.plan import Operand, Unseen
+from diglot.triton_ops.launch.products import Around, product_of
+from diglot.triton_ops.matmul import plan_product
+
+
+@launcher
+def addmm_forward(
+    mat1: Operand, mat2: Operand, input: Operand | None, beta: Unseen, alpha: Unseen, out: Operand
+) -> Plan:
+    """out = beta * input + alpha * mat1 @ mat2."""
+    return plan_product(product_of(mat1, mat2, out, Around(input=input, is_scaled=True)))
