@@ -58,7 +58,7 @@ void plan_tiles(Planner& planner, const Product& product, std::size_t shared_byt
 
 // Whether an operand consists of aligned vectors of four elements, along its side or else along K.
 bool has_vectors(const Operand& operand, int64_t side, int64_t side_stride, int64_t k,
-                 int64_t k_stride, const Layout<3>& batches, int array) {
+                 int64_t k_stride, const ProductBatches& batches, int array) {
   constexpr int kElements = 4;
   const bool is_along_k = k_stride == 1 && side_stride != 1;
   const auto [inner, inner_stride] =
@@ -76,7 +76,7 @@ bool has_vectors(const Operand& operand, int64_t side, int64_t side_stride, int6
 template <typename T, int kSide>
 void plan_fma(Planner& planner, const Product& product) {
   const auto [m, n, k] = std::tuple{product.m, product.n, product.k};
-  const Layout<3>& batches = product.batches;
+  const ProductBatches& batches = product.batches;
   if constexpr (std::is_same_v<T, float>) {
     if (has_vectors(*product.a, m, product.of_a.row, k, product.of_a.column, batches, 1) &&
         has_vectors(*product.b, n, product.of_b.column, k, product.of_b.row, batches, 2)) {

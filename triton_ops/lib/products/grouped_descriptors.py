@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from diglot.triton_ops.lib.mma.dot import dot
-from diglot.triton_ops.lib.products.epilogue import half_of, store_tile
+from diglot.triton_ops.lib.products.epilogue import half_of, store
 from diglot.triton_ops.lib.products.groups import find_group, group_tile, no_group
 
 
@@ -55,7 +55,7 @@ def multiply_groups_by_descriptors(
             sums = dot(tile_a, tile_b, sums)
         for half in tl.static_range(2):
             left = column + half * (BN // 2)
-            store_tile(c, half_of(sums, half), row, left, end, n, row_stride, 1)
+            store(c, half_of(sums, half), row, left, (end, n), (row_stride, 1), False)
         index += tl.num_programs(0)
         number, begin, end, first, last = find_group(
             offsets, index, (number, begin, end, first, last), groups, m, 0, columns, BM
