@@ -154,6 +154,23 @@ def test_strides(backend):
     assert variant().startswith("fma" if backend == "cuda" else "pointers")
 
 
+@pytest.mark.skipif(IS_OLD, reason="this GPU has no products of 8-bit floats along K alone")
+@pytest.mark.parametrize("backend", KERNELS)
+def test_copies(backend):
+    """Where that pays, copies along K go to tensor cores."""
+    a, b = integers(300, 333, dtype=E4M3), integers(333, 200, dtype=E4M3)
+    of_a, of_b = (powers(*shape) for shape in shapes_of_scales("blocks", 300, 200, 333))
+    for first, second, copies in [
+        (a, laid_out(b, False), ", copies of A and B"),
+        (laid_out(a, True), b[:, :192], ", copies of A and B"),
+        (surrounded(a, 0, 3), laid_out(surrounded(b.mT, 0, 5), False).mT, ", copies of A and B"),
+    ]:
+        scales = of_a, of_b[:, : blocks(second.shape[1])]
+        result = diglot.scaled_mm(first, second, *scales, backend=backend)
+        assert torch.equal(result, scaled_mm_oracle(first, second, *scales).bfloat16())
+        assert variant().endswith(copies)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_elements(backend):
     for m, n, k in [(0, 4, 16), (3, 0, 16), (3, 4, 0), (0, 0, 0)]:
@@ -319,16 +336,17 @@ def test_plans_of_named_devices():
         of_a, of_b = (torch.empty(s, device="meta") for s in shapes_of_scales(form, m, n, k))
         out = torch.empty(m, n, dtype=torch.bfloat16, device="meta")
         arguments = a, b.mT, of_a, of_b, None, is_fast, False, out
-        variant, steps, scratch, _ = launchers.plan("scaled_mm_forward", device, *arguments)
-        assert len(steps) == 1 and scratch is None
-        return variant, steps[0][1][0]
+        variant, steps, _, _ = launchers.plan("scaled_mm_forward", device, *arguments)
+        return variant, steps[-1][1][0]
 
     assert plan(h200, 4096, 4096, 4096, is_fast=True) == ("wgmma, fast, tiles of 128x256", 132)
     assert plan(h200, 4096, 4096, 4096) == ("wgmma, exact, tiles of 128x128", 132)
     assert plan(h200, 2048, 1536, 4096) == ("wgmma, exact, tiles of 128x192", 128)
     assert plan(h200, 4096, 4096, 4096, "blocks") == ("wgmma, blocks, tiles of 128x128", 132)
     assert plan(h200, 16, 8192, 8192, "row") == ("wgmma, exact, tiles of 128x64", 128)
-    assert plan(h200, 4096, 4096, 4095) == ("fma, tiles of 64x64", 4096)
+    copied = "wgmma, exact, tiles of 128x128, copies of A and B"
+    assert plan(h200, 4096, 4096, 4095) == (copied, 132)
+    assert plan(h200, 64, 64, 63) == ("fma, tiles of 64x64", 1)
     assert plan(a100, 4096, 4096, 4096) == ("fma, tiles of 64x64", 4096)
 
 

@@ -167,6 +167,13 @@ def _copy(matrix: Matrix) -> Launch:
     )  # fmt: skip
 
 
+def plan_copies(a: Matrix, b: Matrix) -> tuple[tuple[Launch, ...], str]:
+    """The launches of padded copies, and what they add to a plan's name."""
+    copied = {letter: x for letter, x in (("A", a), ("B", b)) if x.part is not None}
+    text = f", {'copies' if len(copied) == 2 else 'copy'} of {' and '.join(copied)}"
+    return tuple(map(_copy, copied.values())), text if copied else ""
+
+
 def _plan_by_descriptors(product: Product) -> Plan | None:
     """A plan with tensor descriptors; None where these do not take the operands."""
     m, n, k = product.sizes
@@ -259,13 +266,11 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     name += ", exchanged" if is_exchanged else ""
     name += f", K in {parts} parts" if parts > 1 else ""
     name += ", TF32" if is_tf32 else ""
-    copied = {letter: x for letter, x in zip("AB", matrices, strict=True) if x.part is not None}
-    if copied:
-        name += f", {'copies' if len(copied) == 2 else 'copy'} of {' and '.join(copied)}"
+    copies, of_copies = plan_copies(*matrices)
     scratch = [part for part in (sums, *(x.part for x in matrices)) if part is not None]
     zeroed, lifetime = (0, CALL) if counters is None else (counters.end, STREAM)
     return Plan(
-        name,
-        (*map(_copy, copied.values()), launch),
+        name + of_copies,
+        (*copies, launch),
         Scratch(max(part.end for part in scratch), zeroed, lifetime) if scratch else None,
     )

@@ -7,9 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from diglot.backends.plans import Plan
+from diglot.backends.plans import CALL, Plan, Scratch
 from diglot.triton_ops.launch.descriptors import MOST_SIZE, Descriptor
 from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.padded_copy import SMALLEST, readable
 from diglot.triton_ops.launch.plan import ACCESS_BYTES, NOTHING, Launch, Operand, Scalar
 from diglot.triton_ops.launch.products import Around, Product, product_of, tiles_of
 from diglot.triton_ops.lib.products.scaled import (
@@ -17,11 +18,10 @@ from diglot.triton_ops.lib.products.scaled import (
     multiply_scaled_by_pointers,
 )
 from diglot.triton_ops.lib.products.scales import SCALED_DEPTH
+from diglot.triton_ops.matmul import GRID_SIDE, TMA_ARCHITECTURE, plan_copies
 
 DEPTH: int = SCALED_DEPTH.value
-GRID_SIDE = 1 << 30  # programs along an axis of a grid
-TMA_ARCHITECTURE, FLOAT8_ARCHITECTURE = 90, 89
-SMALLEST = (16, 16)  # a tile: where one of these fits, larger ones do
+FLOAT8_ARCHITECTURE = 89
 
 
 @triton.jit
@@ -136,7 +136,10 @@ def _plan_by_descriptors(product: Product, scales: tuple[Scales, Scales], mode: 
         return None
     a = _along_k(product.a, m, k, product.strides[0])
     b = _along_k(product.b, n, k, product.strides[1][::-1])
-    if not (Descriptor.fits(a, SMALLEST) and Descriptor.fits(b, SMALLEST)):
+    if None in (a.address, b.address):  # while a graph is compiled
+        return None
+    matrices = readable(product, a, b)
+    if matrices is None:
         return None
     product.choose_numbers(mode)
     has_descriptor = Descriptor.fits(product.c, SMALLEST)
@@ -152,8 +155,8 @@ def _plan_by_descriptors(product: Product, scales: tuple[Scales, Scales], mode: 
         scaled_mm_descriptors,
         (device.programs(tiles[-1], 1),),
         (
-            Descriptor(a, (block[0], DEPTH)),
-            Descriptor(b, (block[1], DEPTH)),
+            matrices[0].descriptor((block[0], DEPTH)),
+            matrices[1].descriptor((block[1], DEPTH)),
             scales[0].operand,
             scales[1].operand,
             product.around.bias,
@@ -164,7 +167,10 @@ def _plan_by_descriptors(product: Product, scales: tuple[Scales, Scales], mode: 
         tile["warps"],
         num_stages=tile["stages"],
     )
-    return Plan(f"descriptors, {mode}, tiles of {block[0]}x{block[1]}", (launch,), None)
+    copies, of_copies = plan_copies(*matrices)
+    name = f"descriptors, {mode}, tiles of {block[0]}x{block[1]}{of_copies}"
+    ends = [matrix.part.end for matrix in matrices if matrix.part is not None]
+    return Plan(name, (*copies, launch), Scratch(max(ends), 0, CALL) if ends else None)
 
 
 def _plan_by_pointers(product: Product, scales: tuple[Scales, Scales], mode: str) -> Plan:

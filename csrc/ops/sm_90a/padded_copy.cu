@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(TransposedShape::kThreads)
 namespace {
 
 template <typename T, typename Shape, auto kKernel>
-void add_copy(Planner& planner, const CopiedMatrix& copied, Address<char> to) {
+void add_tiles(Planner& planner, const CopiedMatrix& copied, Address<char> to) {
   const auto tiles = [](int64_t size, int side) {
     return static_cast<int>((size + side - 1) / side);
   };
@@ -42,18 +42,28 @@ void add_copy(Planner& planner, const CopiedMatrix& copied, Address<char> to) {
                        copied.source.as<const T>(), to.as<T>(), given);
 }
 
+template <typename T>
+void add_lines(Planner& planner, const CopiedMatrix& copied, Address<char> to) {
+  add_tiles<T, LinesShape<T>, product_copy<T>>(planner, copied, to);
+}
+
+template <typename T>
+void add_copy(Planner& planner, const CopiedMatrix& copied, Address<char> to) {
+  const bool is_transposed = copied.outer_stride == 1 && copied.inner_stride != 1;
+  if (!is_transposed) return add_lines<T>(planner, copied, to);
+  add_tiles<T, TransposedShape, product_copy_transposed<T>>(planner, copied, to);
+}
+
 }  // namespace
 
 TmaMatrix plan_padded_copy(Planner& planner, const CopiedMatrix& copied) {
   constexpr int64_t kAlignment = 256;
   const int64_t begin = (planner.plan.scratch.bytes + kAlignment - 1) / kAlignment * kAlignment;
   const Address<char> to = planner.need({begin + copied.bytes()}) + begin;
-  if (size_of(copied.copy.dtype) == 2) {
-    add_copy<uint16_t, LinesShape<uint16_t>, product_copy<uint16_t>>(planner, copied, to);
-  } else if (copied.outer_stride == 1 && copied.inner_stride != 1) {
-    add_copy<uint32_t, TransposedShape, product_copy_transposed<uint32_t>>(planner, copied, to);
-  } else {
-    add_copy<uint32_t, LinesShape<uint32_t>, product_copy<uint32_t>>(planner, copied, to);
+  switch (size_of(copied.copy.dtype)) {
+    case 1: add_copy<uint8_t>(planner, copied, to); break;
+    case 2: add_lines<uint16_t>(planner, copied, to); break;  // wgmma reads them along any side
+    default: add_copy<uint32_t>(planner, copied, to);
   }
   TmaMatrix copy = copied.copy;
   copy.data = to.as<void>();

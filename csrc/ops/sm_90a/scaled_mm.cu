@@ -4,8 +4,9 @@
 // Architectures: 9.0a
 #include <limits>
 
+#include "diglot/launch/kept_text.h"
+#include "diglot/launch/padded_copy.h"
 #include "diglot/launch/scaled_products.h"
-#include "diglot/launch/tma_matrix.h"
 #include "diglot/products/scaled.cuh"
 
 namespace diglot {
@@ -27,23 +28,24 @@ namespace {
 
 using namespace diglot;
 
-// Operands along K, and C if TMA can store it.
+// A and B along K, and C if TMA can store it.
 struct Operands {
-  TmaMatrix a, b;
+  WgmmaOperand a, b;
   std::optional<TmaMatrix> c;
 };
 
-// Nothing if TMA cannot load A or B along K.
-std::optional<Operands> operands_of(const Product& product) {
+// Nothing if TMA cannot load A or B along K, and copies do not pay.
+std::optional<Operands> operands_of(const Device& device, const Product& product) {
   const auto [m, n, k] = std::tuple{product.m, product.n, product.k};
   constexpr int kC = 0, kA = 1, kB = 2;  // in the batch's layout
   const auto& of = product.batches;
-  const auto a = tma_matrix(*product.a, k, product.of_a.column, m, product.of_a.row, of, kA);
-  const auto b = tma_matrix(*product.b, k, product.of_b.row, n, product.of_b.column, of, kB);
-  if (!a || !b) return {};
-  auto c = tma_matrix(*product.c, n, product.of_c.column, m, product.of_c.row, of, kC);
-  if (product.c->dtype == DType::kFloat32) c.reset();
-  return Operands{*a, *b, c};
+  Operands operands{wgmma_operand(*product.a, m, product.of_a.row, k, product.of_a.column, of, kA),
+                    wgmma_operand(*product.b, n, product.of_b.column, k, product.of_b.row, of, kB),
+                    tma_matrix(*product.c, n, product.of_c.column, m, product.of_c.row, of, kC)};
+  if (product.c->dtype == DType::kFloat32) operands.c.reset();
+  const int64_t copied = operands.a.copied_bytes() + operands.b.copied_bytes();
+  if (copied > 0 && !is_worth_copies(device, product, copied)) return {};
+  return operands;
 }
 
 template <typename Shape>
@@ -65,11 +67,12 @@ void plan_wgmma(Planner& planner, const ScaledProduct& scaled, const Operands& o
   Launch how{static_cast<unsigned>(std::min(given.schedule.count(), most)), Shape::kThreads};
   how.shared_bytes = sizeof(typename Shape::Shared);
   const auto map_c =
-      operands.c ? operands.c->encoded(Shape::kPanel, Shape::kConsumerRows, Swizzle::k64)
-                 : operands.a.encoded(Shape::kDepth, Shape::kRows, Swizzle::k128);  // not used
+      operands.c
+          ? operands.c->encoded(Shape::kPanel, Shape::kConsumerRows, Swizzle::k64)
+          : operands.a.matrix.encoded(Shape::kDepth, Shape::kRows, Swizzle::k128);  // not used
   planner.add<scaled_mm_wgmma<T, kColumns, kAccumulation>>(
-      how, operands.a.encoded(Shape::kDepth, Shape::kRows, Swizzle::k128),
-      operands.b.encoded(Shape::kDepth, Shape::kColumns, Swizzle::k128), map_c,
+      how, operands.a.matrix.encoded(Shape::kDepth, Shape::kRows, Swizzle::k128),
+      operands.b.matrix.encoded(Shape::kDepth, Shape::kColumns, Swizzle::k128), map_c,
       scaled.scale_a.argument(), scaled.scale_b.argument(), product.epilogue<T>(), given);
 }
 
@@ -120,13 +123,14 @@ bool plan_on_tensor_cores(Planner& planner, const ScaledProduct& scaled) {
       std::max({product.m, product.n, product.k}) > most) {
     return false;
   }
-  const std::optional<Operands> operands = operands_of(product);
+  std::optional<Operands> operands = operands_of(planner.device, product);
   if (!operands) return false;
   constexpr const char* kNames[] = {"fast", "exact", "blocks"};
   choose_numbers(planner, product, kNames[static_cast<int>(scaled.accumulation)]);
   dispatch_result(product.c->dtype, [&](auto type) {
     const Form& form = best_form<typename decltype(type)::type>(planner, scaled);
-    planner.plan.variant = form.variant;
+    const char* const copies = plan_padded_copies(planner, operands->a, operands->b);
+    planner.plan.variant = kept_text(std::string(form.variant) + copies);
     form.plan(planner, scaled, *operands);
   });
   return true;

@@ -41,12 +41,19 @@ DIGLOT_DEVICE Vector<T> load_piece(const T* line, int64_t first, int64_t end, in
   constexpr int kElements = kAccessBytes / sizeof(T);
   const int skipped = elements_since_alignment(line + first);
   const int64_t begin = first - skipped;
+  constexpr bool kCanShift = sizeof(T) > 1;  // single bytes only at a multiple of 16
   Vector<T> piece;
-  if (stride == 1 && begin >= 0 && begin + (skipped > 0 ? 2 : 1) * kElements <= end) {
+  if (stride == 1 && begin >= 0 && begin + (skipped > 0 ? 2 : 1) * kElements <= end &&
+      (kCanShift || skipped == 0)) {
     const uint4 bits = load_constant(line + begin);
-    const uint4 next = skipped > 0 ? load_constant(line + begin + kElements) : bits;
-    const uint4 shifted = shift_bytes<sizeof(T)>(bits, next, skipped * static_cast<int>(sizeof(T)));
-    memcpy(&piece, &shifted, sizeof(piece));
+    if constexpr (kCanShift) {
+      const uint4 next = skipped > 0 ? load_constant(line + begin + kElements) : bits;
+      const int bytes = skipped * static_cast<int>(sizeof(T));
+      const uint4 shifted = shift_bytes<sizeof(T)>(bits, next, bytes);
+      memcpy(&piece, &shifted, sizeof(piece));
+    } else {
+      memcpy(&piece, &bits, sizeof(piece));
+    }
   } else {
     DIGLOT_UNROLL
     for (int e = 0; e < kElements; ++e) {
