@@ -89,7 +89,7 @@ class FmaLoader {
       DIGLOT_UNROLL
       for (int i = 0; i < Shape::kLoads; ++i) {
         const bool is_inside = side_ + i * side_step_ < left_ && depth_ + i * depth_step_ < depth;
-        values_[i] = is_inside ? from_[i * step] : convert<T>(0.0f);
+        values_[i] = is_inside ? from_[i * step] : T{};  // of 8 bits too, which convert from none
       }
     }
     from_ += Shape::kDepth * depth_stride;

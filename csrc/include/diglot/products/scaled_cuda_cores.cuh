@@ -26,13 +26,13 @@ DIGLOT_DEVICE void multiply_scaled_by_fma(const A* a, const B* b, const Scales& 
   float sums[Shape::kSide][Shape::kSide] = {}, parts[Shape::kSide][Shape::kSide] = {};
   // Calls visit(i, j, row, column) for each of a thread's sums that lies in C.
   const auto for_each_place = [&](auto visit) {
-    const int thread = static_cast<int>(threadIdx.x);
+    const ThreadPlace place = place_of_thread();
     DIGLOT_UNROLL
     for (int j = 0; j < Shape::kSide; ++j) {
-      const int64_t at = column + place_of<Shape>(j, thread % Shape::kThreadsSide);
+      const int64_t at = column + place_of<Shape>(j, place.column);
       DIGLOT_UNROLL
       for (int i = 0; i < Shape::kSide; ++i) {
-        const int64_t line = row + place_of<Shape>(i, thread / Shape::kThreadsSide);
+        const int64_t line = row + place_of<Shape>(i, place.row);
         if (line < product.m && at < product.n) visit(i, j, line, at);
       }
     }
