@@ -146,16 +146,26 @@ def test_choice(backend):
 
 @needs_cuda
 @pytest.mark.skipif(DEVICE != "cpu", reason="plans of named devices")
+@pytest.mark.parametrize("op", [diglot.matmul, diglot.linear])
 @pytest.mark.parametrize("backend", KERNELS)
-def test_a_tuner_varies_what_products_have(backend):
+def test_a_tuner_varies_what_products_have(backend, op):
     """Each tunable that decides has plans of other numbers among the candidates."""
     from diglot.backends.tuning import candidate_plans
 
-    a, b = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((64, 8192), (8192, 8192)))
-    with plan_runs(Device(90, 132, 228 << 10, True)):
-        found = candidate_plans(backend, "matmul", "matmul_forward", a, b, False, "ieee", a)
-    varied = {name for candidate in found for name in candidate.numbers}
-    expected = {SWAP.format(backend), SPLIT.format(backend)}
-    expected |= {COLUMNS} if backend == "cuda" else {"products.triton.few_rows.stages"}
-    assert expected <= varied, varied
-    assert len({candidate.plan.variant for candidate in found}) >= 6
+    numbers = {
+        ("cuda", 64): {COLUMNS, SWAP.format(backend), SPLIT.format(backend)},
+        ("cuda", 8192): {COLUMNS, "products.both.group"},
+        ("triton", 64): {
+            *(f"products.triton.few_rows.{name}" for name in ("rows", "depth", "warps", "stages")),
+            *(SWAP.format(backend), SPLIT.format(backend)),
+        },
+        ("triton", 8192): {"products.triton.persistent.stages", "products.both.group"},
+    }
+    for m in (64, 8192):
+        a, b = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((m, 8192), (8192, 8192)))
+        with plan_runs(Device(90, 132, 228 << 10, True)) as runs:
+            op(a, b, backend=backend)
+            run = runs[0]
+            found = candidate_plans(backend, run.op, run.launcher, *run.arguments)
+        varied = {name for candidate in found for name in candidate.numbers}
+        assert numbers[backend, m] <= varied, varied

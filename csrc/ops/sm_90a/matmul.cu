@@ -28,7 +28,9 @@ __global__ void __launch_bounds__(WgmmaShape<T, kColumns, kIsExchanged>::kThread
                                                               scratch, product);
 }
 
-inline Numbers order_of(const WgmmaProduct& product) { return {{"parts", product.schedule.parts}}; }
+inline Numbers order_of(const WgmmaProduct& product) {
+  return {{"parts", product.schedule.parts}, {"group", product.schedule.tiles.group}};
+}
 
 }  // namespace diglot
 
