@@ -183,7 +183,7 @@ def _plan_by_pointers(product: Product, scales: tuple[Scales, Scales], mode: str
     tiles = tiles_of(product.sizes, (*block, DEPTH), 1)
     across = min(tiles[-1], GRID_SIDE)
     strides: list[Scalar] = []
-    for pair in product.strides:  # steps between neighbours are known when it is compiled
+    for pair in product.strides[:3]:  # steps between neighbours are known when it is compiled
         strides += [tl.constexpr(1) if stride == 1 else stride for stride in pair]
     steps, widths = _scale_arguments(scales)
     vectors = (
