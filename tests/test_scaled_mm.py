@@ -145,6 +145,18 @@ def odd_operands() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     }
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_blocks_of_short_rows(backend):
+    """One block along K, and scales of one element that have any number of dimensions."""
+    a, b, scale, _ = operands(200, 24, 48, PAIRS[0], "blocks of A")
+    one = powers(1, 1, 1)
+    result = diglot.scaled_mm(a, b, scale, one, backend=backend)
+    assert scale.shape == (2, 1)
+    assert torch.equal(result, scaled_mm_oracle(a, b, scale, one).bfloat16())
+    result = diglot.scaled_mm(a, b, one, one, backend=backend)
+    assert torch.equal(result, scaled_mm_oracle(a, b, one, one).bfloat16())
+
+
 @pytest.mark.parametrize("backend", KERNELS)
 def test_strides(backend):
     for name, (a, b) in odd_operands().items():

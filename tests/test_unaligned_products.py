@@ -139,6 +139,20 @@ def test_plans_of_named_devices(backend):
         assert "cop" not in variant(A100, *sizes)
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="plans of named devices")
+@pytest.mark.parametrize("backend", KERNELS)
+def test_long_rows_are_left_to_64_bits(backend):
+    """The kernels' 32-bit numbers step past a matrix by a tile."""
+    from diglot.backends.plans import Device, plan_runs
+
+    for k, is_named in ((2**31 - 1024 - 8, True), (2**31 - 8, False)):
+        a = torch.empty(k, dtype=BF16).expand(2, k)[:1]  # nobody touches its memory
+        with plan_runs(Device(*H200)) as runs:
+            diglot.matmul(a, a.mT, backend=backend)
+        fast = "wgmma" if backend == "cuda" else "descriptors"
+        assert (fast in runs[0].plan.variant) == is_named, k
+
+
 HEADER = ROOT / "csrc/include/diglot/products/padded_copy.cuh"
 KERNEL = ROOT / "tests/planted/padded_copy.cu"
 FAULTS = {

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
-from diglot.triton_ops.launch.descriptors import MOST_SIZE, Descriptor
+from diglot.triton_ops.launch.descriptors import Descriptor
 from diglot.triton_ops.launch.grouped_products import (
     GroupedProduct,
     grouped_product_of,
@@ -14,7 +14,7 @@ from diglot.triton_ops.launch.grouped_products import (
 )
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.plan import NOTHING, Launch, Operand, Scalar
-from diglot.triton_ops.launch.products import product_of
+from diglot.triton_ops.launch.products import MOST_SIDE, product_of
 from diglot.triton_ops.lib.products.grouped_descriptors import multiply_groups_by_descriptors
 from diglot.triton_ops.lib.products.grouped_pointers import multiply_groups_by_pointers
 from diglot.triton_ops.matmul import GRID_SIDE, HALVES, TMA_ARCHITECTURE, plan_product
@@ -65,7 +65,7 @@ def _plan_by_descriptors(product: GroupedProduct) -> Plan | None:
         return None
     if not device.is_interpreted and device.architecture < TMA_ARCHITECTURE:
         return None
-    if c.strides[1] != 1 or max(m, n, k) > MOST_SIZE:
+    if c.strides[1] != 1 or max(m, n, k) > MOST_SIDE:
         return None
     along_n = b.strides[2] == 1
     matrices = b if along_n else transposed(b)

@@ -7,13 +7,13 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import CALL, STREAM, Plan, Scratch
-from diglot.triton_ops.launch.descriptors import MOST_SIZE, Descriptor
+from diglot.triton_ops.launch.descriptors import Descriptor
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.layout import strided_arguments
 from diglot.triton_ops.launch.padded_copy import SMALLEST, Matrix, copied_behind, readable
 from diglot.triton_ops.launch.plan import ACCESS_BYTES, NOTHING, Launch, Operand, Scalar
 from diglot.triton_ops.launch.product_splits import split_of
-from diglot.triton_ops.launch.products import Product, product_of, tiles_of
+from diglot.triton_ops.launch.products import MOST_SIDE, Product, product_of, tiles_of
 from diglot.triton_ops.lib.products.descriptors import multiply_by_descriptors
 from diglot.triton_ops.lib.products.padded_copy import copy_lines
 from diglot.triton_ops.lib.products.pointers import multiply_by_pointers
@@ -185,7 +185,7 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
         return None
     if product.around.bias is not None and n > 1 and product.bias_stride != 1:
         return None
-    if product.strides[2][1] != 1 or max(m, n, k) > MOST_SIZE:
+    if product.strides[2][1] != 1 or max(m, n, k) > MOST_SIDE:
         return None
     # wgmma reads float32 along K alone.
     a, along_m = _matrix(product.a, (m, k), product.strides[0], False if is_tf32 else None)

@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import CALL, Plan, Scratch
-from diglot.triton_ops.launch.descriptors import MOST_SIZE, Descriptor
+from diglot.triton_ops.launch.descriptors import Descriptor
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.padded_copy import SMALLEST, readable
 from diglot.triton_ops.launch.plan import ACCESS_BYTES, NOTHING, Launch, Operand, Scalar
-from diglot.triton_ops.launch.products import Around, Product, product_of, tiles_of
+from diglot.triton_ops.launch.products import MOST_SIDE, Around, Product, product_of, tiles_of
 from diglot.triton_ops.lib.products.scaled import (
     multiply_scaled_by_descriptors,
     multiply_scaled_by_pointers,
@@ -130,7 +130,7 @@ def _plan_by_descriptors(product: Product, scales: tuple[Scales, Scales], mode: 
     device = product.c.device
     if not device.is_interpreted and device.architecture < TMA_ARCHITECTURE:
         return None
-    if k == 0 or max(m, n, k) > MOST_SIZE or product.strides[2][1] != 1:
+    if k == 0 or max(m, n, k) > MOST_SIDE or product.strides[2][1] != 1:
         return None
     if product.around.bias is not None and n > 1 and product.bias_stride != 1:
         return None

@@ -17,6 +17,8 @@ from .layout import Layout, compute_layout
 from .numbers import number_halves
 from .plan import ACCESS_BYTES, Operand
 
+# A matrix's side that 32-bit numbers hold, though they step past it by a tile's side.
+MOST_SIDE = (1 << 31) - 1 - 1024
 Steps = tuple[int, int, int, int]  # of C, A, B and the input
 
 

@@ -34,22 +34,20 @@ def scaled_mm_forward(
     operands. Otherwise matrices of float32 are multiplied.
     """
     if _aten_takes(mat_a, mat_b, scale_a, scale_b, bias, out):
-        of_a, of_b = (s.reshape(()) if s.numel() == 1 else s for s in (scale_a, scale_b))
+        are_single = scale_a.numel() == scale_b.numel() == 1  # of matrices, not of a single row
+        of_a, of_b = (s.reshape(()) if are_single else s for s in (scale_a, scale_b))
         arguments = mat_a, mat_b, of_a, of_b, bias, None, out.dtype, use_fast_accum
         torch._scaled_mm(*arguments, out=out)
         return "aten"
     a, b = mat_a.float(), mat_b.float()
-    is_by_block = has_blocks(scale_a, 0) or has_blocks(scale_b, 1)
+    scale_a, scale_b = (s.reshape(()) if s.numel() == 1 else s for s in (scale_a, scale_b))
+    shapes = (a.shape[0], 1), (1, b.shape[1])  # of scales of rows, and of columns
+    is_by_block = scale_a.shape not in ((), shapes[0]) or scale_b.shape not in ((), shapes[1])
     if is_by_block:
         a, b = scaled(a, scale_a), scaled(b, scale_b)
     product = a @ b if is_by_block else a @ b * scale_a * scale_b
     out.copy_(product if bias is None else product + bias)
     return "float32"
-
-
-def has_blocks(scale: Tensor, side: int) -> bool:
-    """Whether scales differ along K. `side` is their other dimension."""
-    return scale.numel() != 1 and scale.shape[1 - side] != 1
 
 
 def _aten_takes(
