@@ -72,7 +72,7 @@ class Scales(NamedTuple):
 
 
 def _scales_of(operand: Operand, rows: int, side: int) -> Scales:
-    """Of a matrix with so many rows, or columns: `side` is the dimension of K's opposite."""
+    """Scales of a matrix with `rows` rows, or columns. `side` is their dimension, not K's."""
     if operand.numel() == 1:
         return Scales(operand, 0, 0, 0, False)
     count, steps = operand.shape[side], operand.shape[1 - side]

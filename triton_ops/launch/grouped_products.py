@@ -60,9 +60,9 @@ class GroupedProduct:
         return rows, columns, most * columns
 
     def vector(self, operand: Operand, is_b: bool) -> tuple[int, int]:
-        """The elements of 16-byte accesses, down a column or along a row of A or B: (1, 1) where
-        its runs of neighbours begin elsewhere, or end within such an access. A group may begin at
-        any place, so there are none along the dimension that groups divide.
+        """The elements of 16-byte accesses, down a column or along a row of A or B. It is (1, 1)
+        where runs of neighbours begin elsewhere, or end within such an access. A group may begin
+        at any place, so the dimension that groups divide has no such accesses.
         """
         elements = ACCESS_BYTES // operand.element_size()
         *steps, row, column = operand.strides

@@ -21,6 +21,7 @@ MEETING = 512  # arrivals, until the last has read what others left
 SPEED = 128  # bytes of sums that an SM writes or reads in a unit of time
 MOST_PARTS = 16  # that the model considers
 MOST_BYTES = 64 << 20  # scratch that a stream keeps
+
 # The unit of time is what a step of 64 along K takes for a column of 128 rows, at full speed: 3 ns
 # of an H200. A tile's rows and columns take this time each to be loaded.
 LOAD = 0.6
@@ -44,7 +45,7 @@ class TileWork(NamedTuple):
     counters: int = 1
 
     def can_split(self, parts: int) -> bool:
-        """Whether scratch has room for so many parts."""
+        """Whether scratch has room for these parts."""
         return (
             parts <= self.steps
             and self.tiles * self.counters <= COUNTERS
@@ -62,8 +63,8 @@ class TileWork(NamedTuple):
         return sums + rounds * ROUND + MEETING + self.bytes * (rounds + parts) / SPEED
 
     def parts(self, asked: int, multiprocessors: int) -> int:
-        """As many as are asked for, if there is room for them. Or those that take the least time,
-        where `asked` is 0.
+        """The parts that the caller asked for, if there is room for them. If `asked` is 0: those
+        that take the least time.
         """
         if asked > 0:
             parts = min(asked, self.steps)

@@ -19,7 +19,7 @@ def float8_to_float16(value):
 
 @triton.jit
 def float8_bits_to_float16(value, IS_E5M2: tl.constexpr):
-    """The same of the bits of e4m3 or e5m2, on GPUs that do not know e4m3."""
+    """float16 from the bits of e4m3 or e5m2, on GPUs that do not know e4m3."""
     bits = value.to(tl.uint16)
     if IS_E5M2:
         result = (bits << 8).to(tl.float16, bitcast=True)

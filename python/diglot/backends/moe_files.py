@@ -63,8 +63,8 @@ class MoeFile:
         return self.tiles[min(self.tiles, key=lambda measured: abs(measured - tokens))]
 
     def plan(self, tokens: int) -> dict[str, int]:
-        """What `diglot.use_plans` takes, so that products of rows of groups by tensor descriptors
-        have the tile for so many tokens; empty where the tile is none of ours.
+        """A plan for `diglot.use_plans`, so that products of rows of groups by tensor descriptors
+        have the tile for `tokens` tokens. It is empty where our kernels lack the tile.
         """
         found = {NUMBERS[name]: value for name, value in self.nearest(tokens).items()}
         try:

@@ -55,9 +55,9 @@ def moe(
 
     Returns:
         A contiguous tensor (T, H). Differentiable any number of times by `x`, `w1`, `w2` and
-        `topk_weights`. First derivatives run on the same backend, but for a row's gradient by its
-        weight, which is rounded to the dtype of `x`. PyTorch's operators compute later ones of the
-        activation. Autocast casts nothing.
+        `topk_weights`. First derivatives run on the same backend. That of a weight is rounded to
+        the dtype of `x`. PyTorch's operators compute later ones of the activation. Autocast casts
+        nothing.
 
     Raises:
         TypeError: a tensor is not dense or has another dtype.

@@ -50,8 +50,8 @@ def scaled_mm(
             and begin at multiples of 16 bytes are fast; `diglot.explain` tells the way of others.
         mat_b: tensor (K, N), likewise; with contiguous columns it is fast. Only one of the two may
             be float8_e5m2.
-        scale_a: float32: one element for all of `mat_a`; (M, 1) for its rows; (M, ceil(K / 128))
-            for 128 neighbours of a row; (ceil(M / 128), ceil(K / 128)) for blocks of 128 x 128.
+        scale_a: float32: one element; (M, 1) for rows; (M, ceil(K / 128)) for 128 neighbours of a
+            row; (ceil(M / 128), ceil(K / 128)) for blocks of 128 x 128.
         scale_b: float32: one element; (1, N) for columns; (ceil(K / 128), N) for 128 neighbours of
             a column; (ceil(K / 128), ceil(N / 128)) for blocks. Its form may differ from that of
             `scale_a`.
@@ -66,7 +66,7 @@ def scaled_mm(
         A contiguous tensor (M, N) of `out_dtype`. It has no gradient, as PyTorch's has none.
 
     Raises:
-        TypeError: an argument is no dense tensor, a dtype is none of those above, or both matrices
+        TypeError: an argument is no dense tensor, a dtype is not listed above, or both matrices
             are float8_e5m2.
         ValueError: the shapes do not fit, tensors are on different devices, or `backend` is
             unknown.

@@ -59,7 +59,7 @@ def expected_added_gradients(
 
 
 def gradient_itself(grad_output: torch.Tensor, input: torch.Tensor) -> Expected:
-    """The right gradient of what was added."""
+    """The right gradient of the added input."""
     return Expected(lambda grad: grad.double(), (grad_output.detach(),), {}, input.dtype)
 
 

@@ -23,7 +23,7 @@ def moe_rows(
 ) -> str:
     """out[i] = sum over j of weights * input[places[i, j]].
 
-    With `spread`, so many places share a row of the input, and the weights are those of the places.
+    With `spread`, that many places share a row of the input, and the weights are the places'.
     """
     rows = input[places // spread if spread else places]
     if weights is not None:

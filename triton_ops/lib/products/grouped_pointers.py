@@ -15,7 +15,7 @@ def multiply_groups_by_pointers(
     PRECISION: tl.constexpr, HEIGHT: tl.constexpr, VECTORS: tl.constexpr,
     DIVIDES_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One tile of C = A B, for each program, if the groups have so many.
+    """One tile of C = A B, for each program, if the groups have one for it.
 
     Args:
         pointers: to A, B, the offsets and C.

@@ -49,7 +49,7 @@ struct GroupedProduct {
       return result;
     };
   }
-  // Of tiles of so many rows and columns.
+  // Of tiles of this size.
   GroupSchedule schedule(int tile_rows, int tile_columns, int height) const {
     const auto tiles = [](int64_t size, int tile) {
       return static_cast<int>((size + tile - 1) / tile);

@@ -44,8 +44,8 @@ inline double time_of(const TileWork& work, int parts, int64_t multiprocessors) 
   return sums + rounds * kSplitRound + kSplitMeeting + moved;
 }
 
-// As many as are asked for, if there is room for them. Or those that take the least time, where
-// `asked` is 0.
+// The parts that the caller asked for, if there is room for them. If `asked` is 0: those that take
+// the least time.
 inline int parts_of(const TileWork& work, int64_t asked, int64_t multiprocessors) {
   if (asked > 0) {
     const int parts = static_cast<int>(std::min<int64_t>(asked, work.steps));

@@ -8,7 +8,7 @@
 
 namespace diglot {
 
-// The scales of an operand of so many rows, or columns. `side` is the dimension of these.
+// The scales of an operand's rows or columns. `side` is the dimension of these.
 struct OperandScales {
   const Operand* operand;
   int64_t side_stride = 0, depth_stride = 0;

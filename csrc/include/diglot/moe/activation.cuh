@@ -50,7 +50,7 @@ struct MoeRowShape {
   DIGLOT_HOST_DEVICE int64_t pitch() const { return is_gated ? 2 * columns : columns; }
 };
 
-// The thread's access, of kElements elements; false where there is none. `input` is its place in
+// The thread's access, of kElements elements; false past the end. `input` is its place in
 // rows of the input, `out` in rows of `columns`.
 template <int kElements>
 DIGLOT_DEVICE bool find_access(const MoeRowShape& shape, int64_t& input, int64_t& out) {

@@ -26,9 +26,9 @@ struct Epilogue {
 
   int64_t m, n;  // of C
   Value alpha, beta;
-  const T* bias;        // null if there is none
+  const T* bias;        // null if absent
   int64_t bias_stride;  // from a column's bias to the next
-  const T* input;       // null if there is none
+  const T* input;       // null if absent
   MatrixStrides of_input;
   Activation activation;
   bool is_slope;

@@ -23,7 +23,7 @@ struct GroupFma {
   MatrixStrides a, b;
 };
 
-// Computes the block's tile, if the groups have so many.
+// Computes the block's tile, if the groups have one for it.
 template <typename T, typename Shape>
 DIGLOT_DEVICE void multiply_groups_by_fma(const T* a, const T* b, const int32_t* offsets,
                                           const Epilogue<T>& epilogue, const GroupedFma& product) {

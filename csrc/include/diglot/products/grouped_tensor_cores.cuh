@@ -4,7 +4,7 @@
 //
 // One tensor map serves all groups of rows: a tile may load rows of the next group, but it does not
 // store them. Groups of K end anywhere in a stage. The consumers then overwrite what follows by
-// zeros, in shared memory, and also what is infinite there reaches no sum.
+// zeros, in shared memory, so that infinite elements there reach no sum either.
 #pragma once
 
 #include "diglot/products/groups.cuh"

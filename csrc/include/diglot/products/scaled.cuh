@@ -2,7 +2,7 @@
 // triton_ops/lib/products/scaled.py. docs/products.md steps through it.
 //
 // The kernel is that of tensor_cores.cuh, with two differences. wgmma takes 8-bit floats along K
-// alone. And its sums keep about 14 bits: so they are added to sums in float32 every 128 products,
+// alone. And its sums keep about 14 bits. So they are added to sums in float32 every 128 products,
 // one stage of the ring, unless the caller asks for the fast form.
 #pragma once
 

@@ -36,8 +36,8 @@ struct Scales {
   }
 };
 
-// Calls visit(i, its scale) for each accumulator i of a thread. Of the warpgroup's rows and
-// columns, so many lie in C.
+// Calls visit(i, its scale) for each accumulator i of a thread. C has `rows` and `columns` of the
+// warpgroup's tile.
 template <int kSums, typename Visit>
 DIGLOT_DEVICE void for_each_scale(const ScaleRun& a, const ScaleRun& b, int rows, int columns,
                                   Visit visit) {
