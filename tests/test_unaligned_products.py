@@ -10,7 +10,7 @@ from planted.library import ROOT
 from product_cases import LAYOUTS, assert_product, integers, laid_out, normal, operands, surrounded
 
 import diglot
-from diglot.backends.plans import plan_runs
+from diglot.backends.plans import Device, plan_runs
 from diglot.reference.matmul import matmul_oracle
 
 BF16 = torch.bfloat16
@@ -141,10 +141,29 @@ def test_plans_of_named_devices(backend):
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="plans of named devices")
 @pytest.mark.parametrize("backend", KERNELS)
+def test_vectors_are_read_where_they_lie(backend):
+    """A vector is one line. As a column of lines it would be copied, 128 bytes for each element."""
+    a, vector = torch.empty(4096, 8192, dtype=BF16), torch.empty(8192, dtype=BF16)
+    with plan_runs(Device(*H200)) as runs:
+        diglot.matmul(a, vector, backend=backend)
+    assert "copy" not in runs[0].plan.variant
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_single_columns(backend):
+    """Columns at any step, of B and of A."""
+    wide = normal(520, 264, dtype=BF16)
+    for column in (wide.flatten()[:520, None], wide[:, 1:2], wide[:1, :1].expand(520, 1)):
+        a = normal(136, 520, dtype=BF16)
+        assert_product(diglot.matmul(a, column, backend=backend), a, column)
+        row = normal(1, 72, dtype=BF16)
+        assert_product(diglot.matmul(column, row, backend=backend), column, row)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="plans of named devices")
+@pytest.mark.parametrize("backend", KERNELS)
 def test_long_rows_are_left_to_64_bits(backend):
     """The kernels' 32-bit numbers step past a matrix by a tile."""
-    from diglot.backends.plans import Device, plan_runs
-
     for k, is_named in ((2**31 - 1024 - 8, True), (2**31 - 8, False)):
         a = torch.empty(k, dtype=BF16).expand(2, k)[:1]  # nobody touches its memory
         with plan_runs(Device(*H200)) as runs:

@@ -141,7 +141,9 @@ def _matrix(
         is_transposed: whether it must be; None: whichever has contiguous rows.
     """
     rows, columns = shape
-    if is_transposed is None:
+    if is_transposed is None and columns == 1 < rows:  # a line for each element is much to copy
+        is_transposed = strides[0] % 8 != 0 or strides[0] == 0
+    elif is_transposed is None:
         is_transposed = strides[1] != 1 and columns > 1 and (strides[0] == 1 or rows == 1)
     if is_transposed:
         (rows, columns), strides = (columns, rows), (strides[1], strides[0])
@@ -190,7 +192,7 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     # wgmma reads float32 along K alone.
     a, along_m = _matrix(product.a, (m, k), product.strides[0], False if is_tf32 else None)
     b, along_k = _matrix(product.b, (k, n), product.strides[1], True if is_tf32 else None)
-    c, _ = _matrix(product.c, (m, n), product.strides[2])
+    c, _ = _matrix(product.c, (m, n), product.strides[2], False)
     if None in (a.address, b.address):  # while a graph is compiled
         return None
     matrices = readable(product, a, b)
