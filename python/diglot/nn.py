@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -175,7 +176,7 @@ class MLP(OnBackend):
             )
         super().__init__()
         out_features = in_features if out_features is None else out_features
-        options = {"bias": bias, "device": device, "dtype": dtype}
+        options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.fc1 = torch.nn.Linear(in_features, hidden_features, **options)
         self.fc2 = torch.nn.Linear(hidden_features, out_features, **options)
         self.activation = activation

@@ -67,7 +67,7 @@ def added_product(op: str, first: str, second: str) -> Operator:
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Tensor, Tensor]:
         a, b, input, ctx.beta, ctx.alpha, ctx.backend = inputs
-        ctx.input = None if input is None else (input.shape, input.dtype)
+        ctx.input = None if input is None else (input.shape, input.dtype, ctx.beta, ctx.backend)
         return a, b
 
     def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -86,7 +86,7 @@ def added_product(op: str, first: str, second: str) -> Operator:
         if needs_b:
             of_b = gradient_of_other(grad, a, b, ctx.backend, scaled)
         if needs_input:
-            of_input = unbroadcast(grad, *ctx.input, ctx.beta, ctx.backend)
+            of_input = unbroadcast(grad, *ctx.input)
         return of_a, of_b, of_input
 
     def tangent(

@@ -76,7 +76,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Tensor, Te
 
 def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     input, mat2, backend = args
-    return multiply(*align_batches((input, mat2), in_dims[:2]), backend), 0
+    input, mat2 = align_batches((input, mat2), in_dims[:2])
+    return multiply(input, mat2, backend), 0
 
 
 _bmm = Operator(

@@ -142,13 +142,13 @@ def _empty(input: Tensor, weight: Tensor) -> Tensor:
 
 
 def run_layer(
+    before: Tensor | None,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
     activation: str,
     batch_invariant: bool,
-    before: Tensor | None,
     backend: str,
 ) -> Tensor:
     """Launches a layer. `before`, if any, gets the values before the activation."""
@@ -164,21 +164,20 @@ def run_layer(
 
 
 def _forward(*arguments: Any) -> Tensor:
-    *operands, backend = arguments
-    return run_layer(*operands, None, backend)
+    return run_layer(None, *arguments)
 
 
 def _forward_kept(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *operands, backend = arguments
-    before = _empty(*operands[:2])
-    return run_layer(*operands, before, backend), before
+    before = _empty(*arguments[:2])
+    return run_layer(before, *arguments), before
 
 
 def _note(ctx: Any, inputs: tuple[Any, ...]) -> None:
     """Notes in a context all but tensors."""
     _, _, bias, residual, ctx.activation, ctx.batch_invariant, ctx.backend = inputs
     ctx.bias, ctx.residual = (
-        None if added is None else (added.shape, added.dtype) for added in (bias, residual)
+        None if added is None else (added.shape, added.dtype, 1, ctx.backend)
+        for added in (bias, residual)
     )
 
 
@@ -223,15 +222,15 @@ def _gradients_of_sum(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if needs_input:
         of_input = multiply(grad, weight, ctx.backend, ctx.batch_invariant)
     of_weight = multiply(rows_of(grad).mT, rows_of(input), ctx.backend) if needs_weight else None
-    of_bias = unbroadcast(grad, *ctx.bias, 1, ctx.backend) if needs_bias else None
-    of_residual = unbroadcast(grad, *ctx.residual, 1, ctx.backend) if needs_residual else None
+    of_bias = unbroadcast(grad, *ctx.bias) if needs_bias else None
+    of_residual = unbroadcast(grad, *ctx.residual) if needs_residual else None
     return of_input, of_weight, of_bias, of_residual
 
 
 def _tangent_of_sum(ctx: Any, of_input: Any, of_weight: Any, of_bias: Any, of_more: Any) -> Tensor:
     """The tangent of the values before the activation."""
     input, weight = ctx.saved_tensors[:2]
-    parts = []
+    parts: list[Tensor] = []
     for x, w in ((of_input, weight), (input, of_weight)):
         if x is not None and w is not None:
             added = (None, None) if parts else (of_bias, of_more)

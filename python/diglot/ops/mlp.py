@@ -104,8 +104,8 @@ def _forward(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     before = input.new_empty((*input.shape[:-1], weight1.shape[0]))
-    hidden = run_layer(input, weight1, bias1, None, activation, False, before, backend)
-    out = run_layer(hidden, weight2, bias2, None, "none", False, None, backend)
+    hidden = run_layer(before, input, weight1, bias1, None, activation, False, backend)
+    out = run_layer(None, hidden, weight2, bias2, None, "none", False, backend)
     return out, before, hidden
 
 
@@ -117,7 +117,10 @@ def _fake(input: Tensor, weight1: Tensor, weight2: Tensor, *_: Any) -> tuple[Ten
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     *_, bias1, bias2, ctx.activation, ctx.backend = inputs
-    ctx.biases = [None if bias is None else (bias.shape, bias.dtype) for bias in (bias1, bias2)]
+    ctx.biases = [
+        None if bias is None else (bias.shape, bias.dtype, 1, ctx.backend)
+        for bias in (bias1, bias2)
+    ]
     return (*inputs[:3], *outputs[1:])
 
 
@@ -133,7 +136,7 @@ def _gradients(
         if needs[2]:
             by_weight2 = multiply(rows_of(grad).mT, rows_of(hidden), backend)
         if needs[4]:
-            by_bias2 = unbroadcast(grad, *ctx.biases[1], 1, backend)
+            by_bias2 = unbroadcast(grad, *ctx.biases[1])
         if needs[0] or needs[1] or needs[3]:
             parts.append(_hidden_gradient(grad, weight2, before, activation, backend))
     if of_hidden is not None:
@@ -147,7 +150,7 @@ def _gradients(
         multiply(through, weight1, backend) if needs[0] else None,
         multiply(rows_of(through).mT, rows_of(input), backend) if needs[1] else None,
         by_weight2,
-        unbroadcast(through, *ctx.biases[0], 1, backend) if needs[3] else None,
+        unbroadcast(through, *ctx.biases[0]) if needs[3] else None,
         by_bias2,
     )
 
