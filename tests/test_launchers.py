@@ -16,7 +16,7 @@ import diglot.reference
 from diglot.backends.plans import CALL, STREAM, Device, plan_runs
 from diglot.backends.registry import load_extension, load_interpreter
 
-NAME = re.compile(r"\w+_(forward|backward)|clip_grad_norm|grid_barrier_check|philox_words")
+NAME = re.compile(r"\w+_(forward|backward)|clip_grad_norm|grid_barrier_check|moe_rows|philox_words")
 
 
 def parameters_of(package: str) -> dict[str, list[str]]:
