@@ -9,8 +9,9 @@
 
 namespace diglot {
 
+// Two blocks on each SM, where a thread's sums leave registers for that.
 template <typename T, int kSide>
-__global__ void __launch_bounds__(FmaShape<kSide>::kThreads, 2)
+__global__ void __launch_bounds__(FmaShape<kSide>::kThreads, kSide == 8 ? 1 : 2)
     grouped_mm_fma(const T* a, const T* b, const int32_t* offsets,
                    const __grid_constant__ Epilogue<T> epilogue,
                    const __grid_constant__ GroupedFma product) {

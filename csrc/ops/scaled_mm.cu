@@ -7,9 +7,9 @@
 
 namespace diglot {
 
-// Two blocks on each SM, where a thread's sums leave registers for that.
+// With two blocks on each SM, a thread would have too few registers for scales beside its sums.
 template <typename A, typename B, typename T>
-__global__ void __launch_bounds__(ScaledFmaShape::kThreads, 2)
+__global__ void __launch_bounds__(ScaledFmaShape::kThreads, 1)
     scaled_mm_fma(const A* a, const B* b, const __grid_constant__ Scales scale_a,
                   const __grid_constant__ Scales scale_b,
                   const __grid_constant__ Epilogue<T> epilogue,
