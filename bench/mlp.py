@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import diglot
 from diglot.bench import products
@@ -20,24 +21,12 @@ def _shapes(case: Case) -> list[tuple[int, ...]]:
     return [(tokens, features), (hidden, features), (hidden,), (features, hidden), (features,)]
 
 
-def _layers(
-    input: torch.Tensor,
-    weight1: torch.Tensor,
-    bias1: torch.Tensor,
-    weight2: torch.Tensor,
-    bias2: torch.Tensor,
-) -> torch.Tensor:
-    return F.linear(F.gelu(F.linear(input, weight1, bias1)), weight2, bias2)
+def _layers(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+    return F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)
 
 
-def _formula(
-    input: torch.Tensor,
-    weight1: torch.Tensor,
-    bias1: torch.Tensor,
-    weight2: torch.Tensor,
-    bias2: torch.Tensor,
-) -> torch.Tensor:
-    return F.gelu(input @ weight1.mT + bias1) @ weight2.mT + bias2
+def _formula(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+    return F.gelu(x @ w1.mT + b1) @ w2.mT + b2
 
 
 benchmark = products.around(
