@@ -19,16 +19,16 @@ struct Copies {
   Rows each[kMostCopies];
 };
 
+// Of less than 2 GiB in all.
 template <typename Access>
 DIGLOT_DEVICE void copy_by(const Rows& rows) {
-  const int64_t accesses = rows.bytes / static_cast<int64_t>(sizeof(Access));
-  const int64_t step = int64_t{gridDim.x} * kCopyThreads;
-  int64_t i = int64_t{blockIdx.x} * kCopyThreads + threadIdx.x;
-  for (; i < accesses * rows.count; i += step) {
-    const int64_t row = i / accesses;
-    const int64_t place = (i - row * accesses) * static_cast<int64_t>(sizeof(Access));
-    *reinterpret_cast<Access*>(rows.to + row * rows.to_pitch + place) =
-        *reinterpret_cast<const Access*>(rows.from + row * rows.from_pitch + place);
+  const auto accesses = static_cast<uint32_t>(rows.bytes / sizeof(Access));
+  const uint32_t every = accesses * static_cast<uint32_t>(rows.count);
+  for (uint32_t i = blockIdx.x * kCopyThreads + threadIdx.x; i < every;
+       i += gridDim.x * kCopyThreads) {
+    const uint32_t row = i / accesses, place = i % accesses;
+    reinterpret_cast<Access*>(rows.to + row * rows.to_pitch)[place] =
+        reinterpret_cast<const Access*>(rows.from + row * rows.from_pitch)[place];
   }
 }
 
