@@ -86,8 +86,7 @@ benchmark.ours({"forward": diglot.moe})
 
 def _of_torch(*tensors: torch.Tensor) -> torch.Tensor:
     """Our steps with PyTorch's grouped product."""
-    x, w1, w2, weights, ids = tensors
-    return diglot.moe(x, w1, w2, weights, ids, backend="torch")
+    return diglot.moe(*tensors, backend="torch")
 
 
 FUNCTIONS: dict[str, Function] = {"forward": _of_torch}
