@@ -379,8 +379,7 @@ def test_lines_are_those_of_the_op():
         assert 1 / 3 < of["triton"]["own"] / of["cuda"]["own"] < 3, op
         if "formula" not in of:
             continue
-        most = 10 if op == "moe" else 2  # PyTorch has no mixture of experts: a loop over them
-        assert of["formula"]["calls"] == 0 and of.get("torch", {"own": 1})["own"] <= most, op
+        assert of["formula"]["calls"] == 0 and of.get("torch", {"own": 1})["own"] <= 2, op
         compiled = of.get("torch.compile")
         if compiled and not compiled["calls"]:
             assert compiled["own"] == of["formula"]["own"] + 1, op
