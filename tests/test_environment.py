@@ -58,7 +58,7 @@ print("imported")
 """
 CONTRADICTION = """
 import torch, diglot
-print(diglot.explain("gelu", "cpu").reasons["triton"])
+print(diglot.explain("gelu", "cpu").reasons["triton"], flush=True)
 diglot.gelu(torch.ones(2), backend="triton")
 """
 CONTRADICTIONS = [("1", "0"), ("0", "1"), ("", "true")]
