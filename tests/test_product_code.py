@@ -96,9 +96,11 @@ FMA = """
 #include "diglot/products/cuda_cores.cuh"
 using namespace diglot;
 __global__ void __launch_bounds__(256, 2)
-    multiply(const float* a, const float* b, const __grid_constant__ Epilogue<float> epilogue,
-             const __grid_constant__ FmaProduct product) {
-  multiply_by_fma<float, FmaShape<8, true>>(a, b, epilogue, product);
+    multiply(const float* a, const float* b, float* c, const __grid_constant__ FmaProduct product) {
+  float sums[8][8] = {};
+  const int64_t row = blockIdx.x * 128, column = blockIdx.y * 128;
+  sum_products<FmaShape<8, true>>(sums, a, b, product, row, column, [](int) {});
+  for (int i = 0; i < 64; ++i) c[i * 256 + threadIdx.x] = sums[i / 8][i % 8];
 }
 """
 
@@ -220,7 +222,7 @@ SCALED_EXPECTED = {
     ("sm_90", ("float8_e5m2", "float8_e4m3fn"), "blocks", False, "float32"): [
         "descriptors, blocks, tiles of 128x128", 0, ["QGMMA.64x128x32.F32.E5M2.E4M3"]],
     ("sm_80", ("float8_e4m3fn", "float8_e5m2"), "row", True, BF16): [
-        "pointers, exact, tiles of 128x64", 0, ["HMMA.16816.F32"]],
+        "pointers, exact, tiles of 128x64", 8, ["HMMA.16816.F32"]],
     ("sm_80", ("float8_e4m3fn", "float8_e4m3fn"), "blocks", False, BF16): [
         "pointers, blocks, tiles of 128x64", 0, ["HMMA.16816.F32"]],
 }  # fmt: skip
