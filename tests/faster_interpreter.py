@@ -16,9 +16,10 @@ from triton.runtime import interpreter
 
 
 def patch_once() -> None:
-    """At each launch, and at each call of a function, it looks through its whole language for what
-    it is to replace, much of the time that both take: here only if that is not replaced yet. What
-    is replaced stays so.
+    """Has the interpreter replace Triton's functions once. They stay replaced.
+
+    Otherwise it looks for them in the whole language at each launch, and at each call of a
+    function, which takes much of the time of both.
     """
     replace, scope = interpreter._patch_lang, interpreter._LangPatchScope
 

@@ -2,8 +2,9 @@
 
     LD_PRELOAD=madvise.so python new_results.py ENGINE:VARIABLE=VALUE ...
 
-For each in a child, which begins with PyTorch imported: prints what was asked of the system, by
-which threads, and where results are: of a new one, of one that is not large, and of an `out`.
+Each argument runs in a child, which begins with PyTorch imported. The child prints what was asked
+of the system, and by which threads. It prints where three results are: a new one, a small one, and
+an `out`.
 """
 
 from __future__ import annotations

@@ -151,17 +151,7 @@ def _check_scale(name: str, scale: Tensor, matrix: Tensor, of_rows: str, side: i
         )
 
 
-def _empty(
-    mat_a: Tensor,
-    mat_b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-    use_fast_accum: bool,
-    batch_invariant: bool,
-    backend: str,
-) -> Tensor:
+def _empty(mat_a: Tensor, mat_b: Tensor, out_dtype: torch.dtype) -> Tensor:
     return mat_a.new_empty((mat_a.shape[0], mat_b.shape[1]), dtype=out_dtype)
 
 
@@ -176,7 +166,7 @@ def _forward(
     batch_invariant: bool,
     backend: str,
 ) -> Tensor:
-    out = mat_a.new_empty((mat_a.shape[0], mat_b.shape[1]), dtype=out_dtype)
+    out = _empty(mat_a, mat_b, out_dtype)
     mat_a, is_held = hold_rows(mat_a, batch_invariant, backend)
     arguments = mat_a, mat_b, scale_a, scale_b, bias, use_fast_accum, is_held
     run(backend, "scaled_mm", "scaled_mm_forward", *arguments, out)
@@ -191,7 +181,7 @@ _scaled_mm = Operator(
     "scaled_mm(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
     "ScalarType out_dtype, bool use_fast_accum, bool batch_invariant, str backend) -> Tensor",
     forward=_forward,
-    fake=_empty,
+    fake=lambda mat_a, mat_b, *others: _empty(mat_a, mat_b, others[3]),
     save=lambda ctx, inputs, output: (),
     backward=_refuse,
     jvp=_refuse,

@@ -48,7 +48,8 @@ def mlp_oracle(
 class _Rounded:
     """Right values, and how far rounded ones may be from them.
 
-    A product of k terms errs by at most k roundings of its magnitude, and by what its operands err.
+    A product of k terms errs by at most k roundings of its magnitude. Its operands' errors add to
+    that.
     """
 
     def __init__(self, right: Tensor, error: Tensor | float, dtype: torch.dtype) -> None:

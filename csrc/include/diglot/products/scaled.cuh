@@ -174,23 +174,14 @@ DIGLOT_DEVICE void multiply_scaled_by_wgmma(const TensorMap& a, const TensorMap&
                                             const TensorMap& map_c, const Scales& scale_a,
                                             const Scales& scale_b, const Epilogue<T>& epilogue,
                                             const ScaledWgmmaProduct& product) {
-  extern __shared__ __align__(1024) char memory[];
-  auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
-  __shared__ Mbarrier full[Shape::kStages], empty[Shape::kStages];
-  if (threadIdx.x == 0) {
-    for (Mbarrier& barrier : full) barrier.init(1);                   // the producer
-    for (Mbarrier& barrier : empty) barrier.init(Shape::kConsumers);  // one thread of each
-    fence_mbarrier_init();
-  }
-  __syncthreads();
-  if (threadIdx.x < kWarpgroupThreads) {
-    release_registers<40>();
-    if (threadIdx.x == 0) produce_scaled_stages<Shape>(shared, full, empty, a, b, product);
-  } else {
-    take_registers<232>();
-    consume_scaled_stages<T, Shape>(shared, full, empty, map_c, scale_a, scale_b, epilogue,
-                                    product);
-  }
+  share_out<Shape>(
+      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
+        produce_scaled_stages<Shape>(shared, full, empty, a, b, product);
+      },
+      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
+        consume_scaled_stages<T, Shape>(shared, full, empty, map_c, scale_a, scale_b, epilogue,
+                                        product);
+      });
 }
 
 }  // namespace diglot
