@@ -84,8 +84,8 @@ def test_transforms(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_module(backend):
-    layers = diglot.nn.MLP(8, 16, activation="relu", backend=backend)
-    x = torch.randn(3, 8)
+    layers = diglot.nn.MLP(8, 16, activation="relu", device=DEVICE, backend=backend)
+    x = torch.randn(3, 8, device=DEVICE)
     expected = layers.fc2(F.relu(layers.fc1(x)))
     torch.testing.assert_close(layers(x), expected)
     torch.testing.assert_close(layers(x[0]), expected[0])

@@ -38,7 +38,7 @@ DIGLOT_DEVICE void load_shared(Tiles& tiles, Mbarrier& full, const TensorMap& a,
 // A consumer's first threads tell a block each that it has multiplied a stage.
 DIGLOT_DEVICE void release(Mbarrier& empty) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
-  if (thread < kCluster) empty.arrive_at(thread);
+  if (thread < kCluster) empty.release_at(thread);
 }
 
 __global__ void __launch_bounds__(kThreads, 1)

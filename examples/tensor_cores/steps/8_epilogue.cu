@@ -45,7 +45,7 @@ DIGLOT_DEVICE void load_shared(Tiles& tiles, Mbarrier& full, const TensorMap& a,
 // A consumer's first threads tell a block each that it has multiplied a stage.
 DIGLOT_DEVICE void release(Mbarrier& empty) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
-  if (thread < kCluster) empty.arrive_at(thread);
+  if (thread < kCluster) empty.release_at(thread);
 }
 
 // Stores a consumer's 64 rows: it writes a half to shared memory, and TMA stores it while the

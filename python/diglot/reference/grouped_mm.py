@@ -25,7 +25,10 @@ def grouped_mm_forward(
         return "aten"
     if input.dim() == 3:  # groups of columns are rows of transposes
         input, other, out = other.mT, input.mT, out.mT
-    if input.is_cuda and _takes(input) and _takes(other):
+    # PyTorch's op asks for aligned groups along a contiguous dimension. It stops the GPU at others.
+    divided = [(input, -1), (other, -2)] if other.dim() == 2 else [(input, -2)]
+    is_apart = all(matrix.stride(dim) != 1 for matrix, dim in divided)
+    if input.is_cuda and is_apart and _takes(input) and _takes(other):
         out.copy_(torch._grouped_mm(input, other, offs=offs))
         if other.dim() == 3:  # what PyTorch leaves as it was
             rows = torch.arange(len(out), device=out.device)[:, None]
