@@ -148,6 +148,19 @@ def test_other_kinds_are_not_near():
     assert kept.find(replace(wanted, dtypes=("bfloat16", "bfloat16")))[0] == "model"
 
 
+@pytest.mark.parametrize("backend", backends.KERNELS)
+def test_products_share_plans(backend):
+    """What surrounds a product does not count, and near shapes do not either."""
+    x, weight, bias = torch.zeros(32, 64), torch.zeros(48, 64), torch.zeros(48)
+    with plan_runs(Device(90, 132, 228 << 10, True, "")) as runs:
+        diglot.matmul(x, weight.mT, backend=backend)
+        diglot.linear(x, weight, bias, activation="gelu", backend=backend)
+        diglot.addmm(bias, x, weight.mT, backend=backend)
+    (plain,) = {choice.problem for run in runs for choice in run.plan.choices}
+    assert plain.op == "matmul" and plain.shape == (32, 48, 64, 1)
+    assert not store.serves(replace(plain, shape=(33, 48, 64, 1)), plain)
+
+
 def test_a_new_plan_keeps_old_times(folder):
     where = problem(8, 8)
     file = written(folder, (where, {"": 3.0, "rows.triton.warps=2": 2.0}))

@@ -161,6 +161,7 @@ def choose(
     shape: Iterable[int],
 ) -> Choice:
     """The numbers for planning a problem on a GPU, given its short name or its full one."""
+    op, launcher = store.KEPT_AS.get(op, (op, launcher))
     problem = Problem(op, launcher, backend, tuple(dtypes), layout, tuple(shape))
     choice = _choose(problem, gpu)
     record(choice)

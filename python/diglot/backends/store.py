@@ -32,6 +32,12 @@ FIRST_FACTOR, FACTOR = 4.0, 2.0
 # gain of 1 % it chose worse than the planner (bench/stored_plans.py).
 EXACT_GAIN, NEAR_GAIN = 1.01, 1.05
 Numbers = Mapping[str, int]  # by the names of tunables, for every entry of a table
+# Ops whose plans are those of another: what surrounds a product hardly changes which is best.
+KEPT_AS = dict.fromkeys(
+    ("linear", "addmm", "bmm", "baddbmm", "mlp"), ("matmul", "matmul_forward")
+)
+# Ops whose best plan a near shape does not tell: it depends on how many rounds of tiles there are.
+EXACT_ONLY = ("matmul", "grouped_mm", "scaled_mm")
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,7 @@ def _log(size: int) -> float:
 
 def serves(measured: Problem, problem: Problem) -> bool:
     """Whether the times of one problem may serve another."""
-    if measured.kind != problem.kind:
+    if measured.kind != problem.kind or problem.op in EXACT_ONLY:
         return False
     factors = (FIRST_FACTOR if len(problem.shape) > 1 else FACTOR, *(FACTOR,) * len(problem.shape))
     return all(
