@@ -103,7 +103,7 @@ FORMS = TILES | {
     "halves": f"not warp-specialised, 8 warps; descriptor loads 8, stores 4; {WIDE}",
     "specialised": "warp-specialised, 12 warps; descriptor loads 3, stores 2; 8 HGMMA.64x256",
 }
-STAGE = 48 << 10  # bytes of both operands' tiles
+STAGE, TILE_STAGE = 48 << 10, 32 << 10  # bytes of both operands' tiles, wide and not
 
 
 @pytest.mark.ahead_of_time
@@ -121,6 +121,8 @@ def test_what_is_compiled():
     found = json.loads(done.stdout)
     for name, (form, _) in found.items():
         assert form.startswith(FORMS[name]) and form.endswith(" 0 bytes spilled"), (name, form)
+    for name in TILES:  # both operands are copied ahead, three stages of each
+        assert found[name][1] >= 3 * TILE_STAGE, name
     # A half of C leaves room for a fourth stage.
     assert 3 * STAGE + (64 << 10) <= found["descriptors"][1] < 4 * STAGE + (32 << 10)
     assert 4 * STAGE + (32 << 10) <= found["halves"][1] <= 227 << 10
