@@ -8,6 +8,7 @@ from backends import BACKENDS, DEVICE, FLOATING, KERNELS, SLOW_BACKENDS, needs_c
 from product_cases import integers, laid_out, normal, surrounded
 
 import diglot
+from diglot.backends.tunables import specs, tunables
 from diglot.ops.grouped_mm import _grouped_mm
 from diglot.reference.grouped_mm import expected_grouped, grouped_mm_oracle
 
@@ -102,13 +103,37 @@ def test_tensor_cores_in_cuda(kind, columns):
 
 
 def test_descriptors_in_triton():
-    """Programs have several tiles, of both layouts of B."""
-    ends = offsets([130, 131, 131, 250, 290])
-    a, b = operands("rows", 5, BF16, size=300, k=136, n=264, draw=integers)
-    for other in (b, laid_out(b, True)):
-        result = diglot.grouped_mm(a, other, offs=ends, backend="triton")
-        assert diglot.last_run().variant == "descriptors, tiles of 128x128"
-        assert torch.equal(result, grouped_mm_oracle(a, b, ends).bfloat16())
+    """Programs have several tiles, of both layouts of B, and of groups of K. TMA stores C, or
+    threads do, where its rows do not begin at multiples of 16 bytes.
+    """
+    ends, sizes = offsets([130, 131, 131, 250, 290]), {"size": 300, "k": 136, "n": 264}
+    a, b = operands("rows", 5, BF16, draw=integers, **sizes)
+    of_k = operands("K", 5, BF16, draw=integers, **sizes)
+    odd = a, laid_out(b[..., :-1].contiguous(), True)
+    for first, second in ((a, b), (a, laid_out(b, True)), odd, (laid_out(of_k[0], True), of_k[1])):
+        result = diglot.grouped_mm(first, second, offs=ends, backend="triton")
+        assert diglot.last_run().variant.startswith("descriptors, tiles of ")
+        assert torch.equal(result, grouped_mm_oracle(first, second, ends).bfloat16())
+
+
+@pytest.mark.parametrize("kind", ["rows", "K"])
+def test_tiles_in_triton(kind):
+    """Each tile for groups of some mean size; groups end within, at and behind tiles' edges."""
+    name = "products.triton.grouped" + "_k" * (kind == "K")
+    numbers = [full.removeprefix(name).split(".") for full in specs()]
+    sizes = [each[1] for each in numbers if each[0] == "" and each[-1] == "rows"]
+    assert len(sizes) > 1
+    for most in sizes:
+        mean = 300 if most == "more" else int(most)
+        if mean == 0:
+            continue
+        ends = offsets([mean - 3, mean - 3, 2 * mean])
+        a, b = operands(kind, 3, BF16, size=3 * mean - 1, k=40, n=72, draw=integers)
+        a = laid_out(a, kind == "K")
+        result = diglot.grouped_mm(a, b, offs=ends, backend="triton")
+        tile = tunables().read(name, mean)
+        assert " of {rows}x{columns}".format(**tile) in diglot.last_run().variant
+        assert torch.equal(result, grouped_mm_oracle(a, b, ends).bfloat16()), most
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,18 +141,20 @@ def test_descriptors_in_triton():
 def test_groups_do_not_touch(backend, kind):
     """NaN in one group, and beyond all, reaches no other: not even as 0 x NaN."""
     ends = [20, 75, 130]
-    a, b = operands(kind, 3, BF16)
-    divided = {"rows": [a], "columns": [b.mT], "K": [a.mT, b]}[kind]
-    for matrix in divided:
-        matrix[20:75] = torch.nan
-        matrix[130:] = torch.inf
-    result = diglot.grouped_mm(a, b, offs=offsets(ends), backend=backend)
-    parts = {"rows": result, "columns": result.mT, "K": result}[kind]
-    if kind == "K":
-        assert parts[1].isnan().all() and parts[[0, 2]].isfinite().all()
-    else:
-        assert parts[20:75].isnan().all() and (parts[130:] == 0).all()
-        assert parts[:20].isfinite().all() and parts[75:130].isfinite().all()
+    for is_transposed in (False, True):
+        a, b = operands(kind, 3, BF16)
+        a = laid_out(a, is_transposed)
+        divided = {"rows": [a], "columns": [b.mT], "K": [a.mT, b]}[kind]
+        for matrix in divided:
+            matrix[20:75] = torch.nan
+            matrix[130:] = torch.inf
+        result = diglot.grouped_mm(a, b, offs=offsets(ends), backend=backend)
+        parts = {"rows": result, "columns": result.mT, "K": result}[kind]
+        if kind == "K":
+            assert parts[1].isnan().all() and parts[[0, 2]].isfinite().all()
+        else:
+            assert parts[20:75].isnan().all() and (parts[130:] == 0).all()
+            assert parts[:20].isfinite().all() and parts[75:130].isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["rows", "K"])

@@ -123,6 +123,22 @@ FAULTS = {
         "test_scaled_mm",
         "integers and triton and blocks",
     ),
+    ("triton", "end of a group"): Fault(
+        "triton_ops/lib/products/ragged.py",
+        "matrix.load([RUN, end, RUN - (end - begin)",
+        "matrix.load([RUN, end + 1, RUN - 1 - (end - begin)",
+        "grouped_mm",
+        "test_grouped_mm",
+        "descriptors_in_triton",
+    ),
+    ("triton", "steps of a group"): Fault(
+        "triton_ops/lib/products/grouped_descriptors.py",
+        "tl.cdiv(depths, BK), 1)",
+        "depths // BK, 1)",
+        "grouped_mm",
+        "test_grouped_mm",
+        "descriptors_in_triton",
+    ),
     ("triton", "offset"): Fault(
         "triton_ops/lib/philox.py",
         "= offset + ",

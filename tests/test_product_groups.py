@@ -15,7 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted.library import ROOT
 
-from diglot.triton_ops.lib.products.groups import find_group, group_tile, no_group
+from diglot.triton_ops.lib.products.groups import (
+    find_group,
+    group_tile,
+    group_within,
+    groups_of,
+    no_group,
+    tiles_before,
+)
 
 MOST = 4096  # tiles
 
@@ -43,32 +50,49 @@ def in_cuda(library, ends, size, tile, rows, columns, height, step=1):
 
 
 @triton.jit
+def write_tile(out, count, index, group, rows, columns, height, TILE: tl.constexpr):
+    row, column = group_tile(index, group, rows, columns, height, TILE)
+    place = out + index * 5
+    tl.store(place, row)
+    tl.store(place + 1, column)
+    tl.store(place + 2, group[0])
+    tl.store(place + 3, group[1])
+    tl.store(place + 4, group[2])
+    tl.atomic_add(count, 1)
+
+
+@triton.jit
 def write_tiles(offsets, out, count, groups, size, rows, columns, height, step, TILE: tl.constexpr):
     size = size.to(tl.int64)
     group = no_group(size)
     index = tl.program_id(0).to(tl.int64)
     group = find_group(offsets, index, group, groups, size, rows, columns, TILE)
     while index < group[4]:
-        row, column = group_tile(index, group, rows, columns, height, TILE)
-        place = out + index * 5
-        tl.store(place, row)
-        tl.store(place + 1, column)
-        tl.store(place + 2, group[0])
-        tl.store(place + 3, group[1])
-        tl.store(place + 4, group[2])
-        tl.atomic_add(count, 1)
+        write_tile(out, count, index, group, rows, columns, height, TILE)
         index += step
         group = find_group(offsets, index, group, groups, size, rows, columns, TILE)
 
 
-def in_triton(ends, size, tile, rows, columns, height, step=1):
+@triton.jit
+def write_tiles_of_table(
+    offsets, out, count, groups, size, rows, columns, height, step, TILE: tl.constexpr
+):
+    """The same by a table. Programs know how many tiles are theirs."""
+    program = tl.program_id(0)
+    table = groups_of(offsets, groups, size.to(tl.int32), rows, columns, TILE, 16)
+    own = tiles_before(table[4], program, step) - tiles_before(table[3], program, step)
+    index = program
+    for _ in range(tl.sum(own, 0)):
+        write_tile(out, count, index, group_within(table, index), rows, columns, height, TILE)
+        index += step
+
+
+def in_triton(ends, size, tile, rows, columns, height, step=1, kernel=write_tiles):
     offsets = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
     out = torch.empty(MOST, 5, dtype=torch.int64, device=DEVICE)
     count = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     sizes = torch.tensor(size).to(DEVICE)
-    write_tiles[(step,)](
-        offsets, out, count, len(ends), int(sizes), rows, columns, height, step, tile
-    )
+    kernel[(step,)](offsets, out, count, len(ends), int(sizes), rows, columns, height, step, tile)
     return out[: int(count)].tolist()
 
 
@@ -109,6 +133,7 @@ def test_both_languages_have_one_order(library, ends, tile):
     for step in (1, 3):
         sizes = ends, 21, tile, 3, 2, 2, step
         assert in_cuda(library, *sizes) == in_triton(*sizes)
+        assert in_cuda(library, *sizes) == in_triton(*sizes, kernel=write_tiles_of_table)
 
 
 def test_no_range_leaves_the_dimension(library):

@@ -1,25 +1,27 @@
 """Products of groups of matrices: kernels and launcher. Twin of csrc/ops/grouped_mm.cu."""
 
-import dataclasses
-
 import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
 from diglot.triton_ops.launch.descriptors import Descriptor
 from diglot.triton_ops.launch.grouped_products import (
+    RUN,
     GroupedProduct,
     grouped_product_of,
+    ragged,
     transposed,
+    with_step,
 )
 from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.padded_copy import SMALLEST
 from diglot.triton_ops.launch.plan import NOTHING, Launch, Operand, Scalar
 from diglot.triton_ops.launch.products import MOST_SIDE, product_of
 from diglot.triton_ops.lib.products.grouped_descriptors import multiply_groups_by_descriptors
 from diglot.triton_ops.lib.products.grouped_pointers import multiply_groups_by_pointers
 from diglot.triton_ops.matmul import GRID_SIDE, HALVES, TMA_ARCHITECTURE, plan_product
 
-SMALLEST = 16  # a side of a tile: where such tiles fit, larger ones do
+MOST_GROUPS = 1024  # a program holds a table of them, and of one more
 
 
 @triton.jit
@@ -38,12 +40,14 @@ def grouped_mm_pointers(
 
 @triton.jit
 def grouped_mm_descriptors(
-    a, b, offsets, c, m, n, k, groups, columns, row_stride, HEIGHT: tl.constexpr,
-    ALONG_N: tl.constexpr, BLOCK: tl.constexpr,
+    a, b, offsets, c, m, n, k, groups, rows, columns, c_step, c_row, HEIGHT: tl.constexpr,
+    DIVIDES_K: tl.constexpr, ALONG_N: tl.constexpr, IS_EXCHANGED: tl.constexpr,
+    HAS_DESCRIPTOR: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     multiply_groups_by_descriptors(
-        a, b, offsets, c, (m, n, k), groups, columns, row_stride, HEIGHT, ALONG_N, BLOCK
-    )
+        a, b, offsets, c, (m, n, k), groups, (rows, columns), (c_step, c_row), HEIGHT,
+        DIVIDES_K, ALONG_N, IS_EXCHANGED, HAS_DESCRIPTOR, COUNT, BLOCK,
+    )  # fmt: skip
 
 
 @launcher
@@ -57,38 +61,65 @@ def grouped_mm_forward(input: Operand, other: Operand, offs: Operand | None, out
     return _plan_by_descriptors(product) or _plan_by_pointers(product)
 
 
+def _matrices(product: GroupedProduct, along_n: bool) -> tuple[Operand, Operand, Operand]:
+    """A, B and C as descriptors see them, of rows that are contiguous if these take them."""
+    a, b, c = product.a, product.b, product.c
+    if product.divides_k:
+        return ragged(with_step(transposed(a))), ragged(with_step(b)), c
+    return with_step(a), b if along_n else transposed(b), ragged(with_step(c))
+
+
 def _plan_by_descriptors(product: GroupedProduct) -> Plan | None:
     """A plan with tensor descriptors; None where these do not take the operands."""
-    a, b, c = product.a, product.b, product.c
-    device, (m, n, k) = c.device, product.sizes
-    if c.dtype not in HALVES or product.divides_k or 0 in (k, product.groups):
+    c, divides_k = product.c, product.divides_k
+    device, sizes, groups = c.device, product.sizes, product.groups
+    if c.dtype not in HALVES or 0 in (sizes[2], groups) or groups >= MOST_GROUPS:
         return None
     if not device.is_interpreted and device.architecture < TMA_ARCHITECTURE:
         return None
-    if c.strides[1] != 1 or max(m, n, k) > MOST_SIDE:
+    if c.strides[-1] != 1 or max(sizes) > MOST_SIDE or product.divided > RUN:
         return None
-    along_n = b.strides[2] == 1
-    matrices = b if along_n else transposed(b)
-    # The step of a single row is of no account, but a descriptor's must be a multiple of 16 bytes.
-    rows = dataclasses.replace(a, strides=(-(-k // 8) * 8, a.strides[1])) if m == 1 else a
-    fits = Descriptor.fits(rows, (SMALLEST,) * 2), Descriptor.fits(matrices, (1, *(SMALLEST,) * 2))
-    if not all(fits):
+    along_n = divides_k or product.b.strides[2] == 1
+    a, b, of_c = _matrices(product, along_n)
+    if not all(Descriptor.fits(x, (*(1,) * (x.dim() - 2), *SMALLEST)) for x in (a, b)):
         return None
-    device.choose("NN" if along_n else "NT", (*product.sizes, product.groups), a)
-    tile = device.tuned("products.triton.grouped")
+    has_descriptor = Descriptor.fits(of_c, (*(1,) * (of_c.dim() - 2), *SMALLEST))
+    layout = "K" if divides_k else "NN" if along_n else "NT"
+    device.choose(layout, (*sizes, groups), product.a)
+    name = "products.triton.grouped_k" if divides_k else "products.triton.grouped"
+    tile = device.tuned(name, product.mean if has_descriptor else 0)
     block = tile["rows"], tile["columns"], tile["depth"]
-    _, columns, most = product.tiles(block)
-    block_b = (1, block[2], block[1]) if along_n else (1, block[1], block[2])
+    is_exchanged = not divides_k and block[0] <= device.tuned("products.triton.swap")
+    rows, columns, most = product.tiles(block)
+    if most > MOST_SIDE:
+        return None
+    block_a = (1, 1, block[2], block[0]) if divides_k else (block[0], block[2])
+    block_b = (block[2], block[1]) if along_n else (block[1], block[2])
+    block_c = (*(1,) * (of_c.dim() - 2), block[0], block[1] // 2)
     launch = Launch(
         grouped_mm_descriptors,
-        (device.programs(most, 1),),
-        (Descriptor(rows, (block[0], block[2])), Descriptor(matrices, block_b), product.offsets, c),
-        (*product.sizes, product.groups, columns, c.strides[0]),
-        (device.tuned("products.both.group"), along_n, block),
+        (device.programs(most, tile["programs"]),),
+        (
+            Descriptor(a, block_a),
+            Descriptor(b, (*(1,) * (b.dim() - 2), *block_b)),
+            product.offsets,
+            Descriptor(of_c, block_c) if has_descriptor else c,
+        ),
+        (*sizes, groups, rows, columns, product.step(c), c.strides[-2]),
+        (
+            device.tuned("products.both.group"),
+            divides_k,
+            along_n,
+            is_exchanged,
+            has_descriptor,
+            triton.next_power_of_2(groups + 1),
+            block,
+        ),
         tile["warps"],
         num_stages=tile["stages"],
     )
-    return Plan(f"descriptors, tiles of {block[0]}x{block[1]}", (launch,), None)
+    exchanged = ", exchanged" if is_exchanged else ""
+    return Plan(f"descriptors, tiles of {block[0]}x{block[1]}{exchanged}", (launch,), None)
 
 
 def _plan_by_pointers(product: GroupedProduct) -> Plan:
@@ -102,7 +133,7 @@ def _plan_by_pointers(product: GroupedProduct) -> Plan:
         strides += [tl.constexpr(1) if step == 1 else step for step in operand.strides[-2:]]
     rows, columns, most = product.tiles(block)
     across = min(most, GRID_SIDE)
-    steps = [operand.strides[0] if operand.dim() == 3 else 0 for operand in (b, c)]
+    steps = [product.step(operand) for operand in (b, c)]
     vectors = (*product.vector(a, False), *product.vector(b, True))
     launch = Launch(
         grouped_mm_pointers,

@@ -7,8 +7,33 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from diglot.triton_ops.lib.products.ragged import RUN as RUN_OF_KERNELS
+
 # Relative, because mypy finds this folder under its name in the tree.
 from .plan import ACCESS_BYTES, Operand
+
+# Of ragged descriptors (lib/products/ragged.py): rows of a run at most, sizes that no coordinate
+# exceeds, and a step. RUN steps are 2^64 elements: none, as addresses wrap around.
+RUN: int = RUN_OF_KERNELS.value
+MOST, AROUND = (1 << 31) - (1 << 16), (1 << 64) // RUN
+
+
+def ragged(matrix: Operand) -> Operand:
+    """A matrix, as a descriptor sees it whose tiles end with any run of its rows."""
+    (_, columns), (row, column) = matrix.shape, matrix.strides
+    shape, strides = (MOST, MOST, RUN, columns), (AROUND - row, row, row, column)
+    return dataclasses.replace(matrix, shape=shape, strides=strides)
+
+
+def with_step(matrix: Operand) -> Operand:
+    """A matrix; that of a single row has a step of a multiple of 16 bytes, which is of no account
+    but to a descriptor.
+    """
+    if matrix.shape[0] > 1:
+        return matrix
+    elements = ACCESS_BYTES // matrix.element_size()
+    step = -(-matrix.shape[1] // elements) * elements
+    return dataclasses.replace(matrix, strides=(step, matrix.strides[1]))
 
 
 def transposed(operand: Operand) -> Operand:
@@ -49,6 +74,16 @@ class GroupedProduct:
     def divided(self) -> int:
         """The size that groups divide."""
         return self.sizes[2 if self.divides_k else 0]
+
+    @property
+    def mean(self) -> int:
+        """The size of a group, on average, rounded up."""
+        return -(-self.divided // max(self.groups, 1))
+
+    @staticmethod
+    def step(operand: Operand) -> int:
+        """From a group's matrix of B or C to the next; 0 where all groups share one."""
+        return operand.strides[0] if operand.dim() == 3 else 0
 
     def tiles(self, block: tuple[int, int, int]) -> tuple[int, int, int]:
         """Rows of tiles of each group, where groups divide K; columns; and how many tiles there are
