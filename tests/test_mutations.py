@@ -117,8 +117,8 @@ FAULTS = {
     ),
     ("triton", "scaled step"): Fault(
         "triton_ops/lib/products/scaled.py",
-        "(row, column), (m, n), start // SCALED_DEPTH, MODE, WIDTHS,",
-        "(row, column), (m, n), 0, MODE, WIDTHS,",
+        "block = start // SCALED_DEPTH",
+        "block = 0",
         "scaled_mm",
         "test_scaled_mm",
         "integers and triton and blocks",

@@ -217,12 +217,16 @@ print(json.dumps(answers))
 SCALED_EXPECTED = {
     ("sm_90", ("float8_e4m3fn", "float8_e4m3fn"), "matrix", True, BF16): [
         "descriptors, fast, tiles of 128x256", 0, ["QGMMA.64x256x32.F32.E4M3.E4M3"]],
+    ("sm_90", ("float8_e4m3fn", "float8_e4m3fn"), "row", True, BF16): [
+        "descriptors, fast, tiles of 128x256", 0, ["QGMMA.64x256x32.F32.E4M3.E4M3"]],
     ("sm_90", ("float8_e4m3fn", "float8_e5m2"), "row", False, BF16): [
-        "descriptors, exact, tiles of 128x128", 0, ["QGMMA.64x128x32.F32.E4M3.E5M2"]],
+        "descriptors, exact, tiles of 128x256", 0, ["QGMMA.64x128x32.F32.E4M3.E5M2"]],
+    ("sm_90", ("float8_e4m3fn", "float8_e4m3fn"), "matrix", False, BF16): [
+        "descriptors, exact, tiles of 128x256", 0, ["QGMMA.64x128x32.F32.E4M3.E4M3"]],
     ("sm_90", ("float8_e5m2", "float8_e4m3fn"), "blocks", False, "float32"): [
         "descriptors, blocks, tiles of 128x128", 0, ["QGMMA.64x128x32.F32.E5M2.E4M3"]],
     ("sm_80", ("float8_e4m3fn", "float8_e5m2"), "row", True, BF16): [
-        "pointers, exact, tiles of 128x64", 8, ["HMMA.16816.F32"]],
+        "pointers, exact, tiles of 128x64", 0, ["HMMA.16816.F32"]],
     ("sm_80", ("float8_e4m3fn", "float8_e4m3fn"), "blocks", False, BF16): [
         "pointers, blocks, tiles of 128x64", 0, ["HMMA.16816.F32"]],
 }  # fmt: skip

@@ -22,6 +22,8 @@ from diglot.triton_ops.matmul import GRID_SIDE, TMA_ARCHITECTURE, plan_copies
 
 DEPTH: int = SCALED_DEPTH.value
 FLOAT8_ARCHITECTURE = 89
+NARROW = 131  # products of so many tiles have none of 256 columns
+HALVED = 128  # tiles of more columns are multiplied in halves where there are second sums
 
 
 @triton.jit
@@ -29,12 +31,12 @@ def scaled_mm_descriptors(
     a, b, scale_a, scale_b, bias, c, m, n, k, row_stride, a_side, a_depth, b_side, b_depth,
     rows, columns, count,
     MODE: tl.constexpr, WIDTHS: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
+    IS_HALVED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     multiply_scaled_by_descriptors(
         a, b, (scale_a, scale_b), bias, c, (m, n, k), row_stride,
         ((a_side, a_depth), (b_side, b_depth)), (rows, columns, count),
-        MODE, WIDTHS, HAS_DESCRIPTOR, GROUP, BLOCK,
+        MODE, WIDTHS, HAS_DESCRIPTOR, GROUP, IS_HALVED, BLOCK,
     )  # fmt: skip
 
 
@@ -143,12 +145,14 @@ def _plan_by_descriptors(product: Product, scales: tuple[Scales, Scales], mode: 
         return None
     product.choose_numbers(mode)
     has_descriptor = Descriptor.fits(product.c, SMALLEST)
-    # Second sums, addresses, or a wide C take the room that a wide tile would.
-    is_small = mode == "fast" and has_descriptor and product.c.element_size() == 2
-    wide = tiles_of(product.planned_sizes, (128, 256, DEPTH), 1)[-1] if is_small else 0
-    tile = device.tuned("products.triton.scaled", wide)
+    # Addresses, scales at each step, or a wide C take the room that a wide tile would.
+    is_narrow = mode == "blocks" or not has_descriptor or product.c.element_size() > 2
+    wide = tiles_of(product.planned_sizes, (128, 256, DEPTH), 1)[-1]
+    name = "products.triton.scaled" if mode == "fast" else "products.triton.scaled_exact"
+    tile = device.tuned(name, min(wide, NARROW) if is_narrow else wide)
     block = tile["rows"], tile["columns"]
     tiles = tiles_of(product.sizes, (*block, DEPTH), 1)
+    is_halved = mode != "fast" and block[1] > HALVED
     steps, widths = _scale_arguments(scales)
     group = device.tuned("products.both.group")
     launch = Launch(
@@ -156,14 +160,14 @@ def _plan_by_descriptors(product: Product, scales: tuple[Scales, Scales], mode: 
         (device.programs(tiles[-1], 1),),
         (
             matrices[0].descriptor((block[0], DEPTH)),
-            matrices[1].descriptor((block[1], DEPTH)),
+            matrices[1].descriptor((block[1] // 2 if is_halved else block[1], DEPTH)),
             scales[0].operand,
             scales[1].operand,
             product.around.bias,
             Descriptor(product.c, (block[0], block[1] // 2)) if has_descriptor else product.c,
         ),
         (*product.sizes, product.strides[2][0], *steps, *tiles),
-        (mode, widths, has_descriptor, group, block),
+        (mode, widths, has_descriptor, group, is_halved, block),
         tile["warps"],
         num_stages=tile["stages"],
     )

@@ -7,69 +7,69 @@ import triton.language as tl
 
 from diglot.triton_ops.lib.math import fma
 from diglot.triton_ops.lib.mma.dot import dot
+from diglot.triton_ops.lib.products.epilogue import half_of
 
 # Elements along K whose products have one scale, and are added in float32 by exact sums.
 SCALED_DEPTH = tl.constexpr(128)
 
 
 @triton.jit
-def load_scales(scale, strides, first, count, size, block, WIDTH: tl.constexpr):
-    """Scales of `count` neighbouring rows of A, or columns of B; 0 behind the last of `size`.
+def load_scales(
+    scale, strides, first, size, block, WIDTH: tl.constexpr, COUNT: tl.constexpr,
+    AXIS: tl.constexpr,
+):  # fmt: skip
+    """Scales of COUNT neighbouring rows of A, as a column, or of columns of B, as a row; 0 behind
+    the last of `size`. A number, if one serves all of them.
 
     Args:
         scale: a pointer.
         strides: from a row's, or a block of rows', to the next, and from a block along K to the
             next. 0 where one scale serves all.
-        first: the first row.
+        first: the first row, a multiple of COUNT, which is a power of two.
         block: the number of the block along K.
         WIDTH: rows that share a scale; 0 if all rows of all blocks do.
+        AXIS: 0 for rows of A, 1 for columns of B.
     """
+    scale += block * strides[1]
     if WIDTH == 0:
-        result = tl.full((count,), tl.load(scale), tl.float32)
+        result = tl.load(scale)
+    elif COUNT <= WIDTH:
+        result = tl.load(scale + first // WIDTH * strides[0], first < size, 0.0)
     else:
-        side = first + tl.arange(0, count).to(tl.int64)
-        place = scale + side // WIDTH * strides[0] + block * strides[1]
-        result = tl.load(place, side < size, 0.0)
+        side = first + tl.arange(0, COUNT)
+        result = tl.load(scale + side.to(tl.int64) // WIDTH * strides[0], side < size, 0.0)
+        result = tl.expand_dims(result, 1 - AXIS)
     return result
 
 
 @triton.jit
-def scales_of(sums, scales, strides, place, sizes, block, WIDTHS: tl.constexpr):
-    """The scale of each sum of a part of a tile: that of its row times that of its column.
-
-    Args:
-        scales, strides, WIDTHS: of A and B, as `load_scales` takes them.
-        place, sizes: the first row and column, and how many there are in C.
-        block: the number of the block along K.
-    """
-    of_a = load_scales(scales[0], strides[0], place[0], sums.shape[0], sizes[0], block, WIDTHS[0])
-    of_b = load_scales(scales[1], strides[1], place[1], sums.shape[1], sizes[1], block, WIDTHS[1])
-    return of_a[:, None] * of_b[None, :]
+def scales_of_half(scales, half: tl.constexpr, WIDTH: tl.constexpr):
+    """Scales of the left or right half of some columns, from `load_scales`."""
+    return scales if WIDTH == 0 else half_of(scales, half)
 
 
 @triton.jit
 def add_products(
     sums, a, b, scales, strides, place, sizes, block, MODE: tl.constexpr, WIDTHS: tl.constexpr
 ):
-    """sums + a b, of tiles that are SCALED_DEPTH deep. Arguments are those of `scales_of`.
+    """sums + a b, of tiles that are SCALED_DEPTH deep.
 
     Args:
+        scales, strides, WIDTHS: of A and B, as `load_scales` takes them.
+        place, sizes: the first row and column of `sums`, and how many there are in C.
+        block: the number of the block along K.
         MODE: "blocks": sums of products of blocks are scaled, and added in float32; "exact": they
             are added in float32; "fast": tensor cores add them.
     """
-    if MODE == "blocks":
+    ROWS: tl.constexpr = sums.shape[0]
+    COLUMNS: tl.constexpr = sums.shape[1]
+    if MODE == "blocks":  # scales arrive while tensor cores multiply
+        of_a = load_scales(scales[0], strides[0], place[0], sizes[0], block, WIDTHS[0], ROWS, 0)
+        of_b = load_scales(scales[1], strides[1], place[1], sizes[1], block, WIDTHS[1], COLUMNS, 1)
         part = dot(a, b, tl.zeros_like(sums))
-        sums = fma(part, scales_of(sums, scales, strides, place, sizes, block, WIDTHS), sums)
+        sums = fma(part, tl.broadcast_to(of_a * of_b, sums.shape), sums)
     elif MODE == "exact":
-        sums = dot(a, b, sums, max_num_imprecise_acc=SCALED_DEPTH)
+        sums += dot(a, b, tl.zeros_like(sums))
     else:
         sums = dot(a, b, sums)
-    return sums
-
-
-@triton.jit
-def scale_sums(sums, scales, strides, place, sizes, MODE: tl.constexpr, WIDTHS: tl.constexpr):
-    """Finished sums times their scales, if those of blocks have not multiplied them before."""
-    if MODE != "blocks":
-        sums *= scales_of(sums, scales, strides, place, sizes, 0, WIDTHS)
     return sums
