@@ -151,14 +151,12 @@ EXPECTED = {
     (4096, 4096, 4096, "TN", BF16, False): ["descriptors, tiles of 128x256", True, True, 0, [WIDE]],
     (4096, 4096, 4096, "TT", BF16, False): ["descriptors, tiles of 128x256", True, True, 0, [WIDE]],
     (16, 8192, 8192, "NT", BF16, True): [
-        "descriptors, tiles of 16x128, exchanged, K in 2 parts", True, True, 0,
+        "descriptors, tiles of 16x64, exchanged", True, True, 0, ["HGMMA.64x16x16.F32.BF16"]],
+    (16, 2048, 16384, "NN", BF16, False): [
+        "descriptors, tiles of 16x64, exchanged, K in 4 parts", True, True, 0,
         ["HGMMA.64x16x16.F32.BF16"]],
-    (64, 8192, 8192, "NN", BF16, False): [
-        "descriptors, tiles of 64x128, exchanged, K in 2 parts", True, True, 0,
-        ["HGMMA.64x64x16.F32.BF16"]],
     (128, 8192, 8192, "TT", BF16, False): [
-        "descriptors, tiles of 128x128, K in 2 parts", True, True, 0,
-        ["HGMMA.64x128x16.F32.BF16"]],
+        "descriptors, tiles of 64x128", True, True, 0, ["HGMMA.64x128x16.F32.BF16"]],
     (4096, 4095, 4096, "NT", BF16, True): [
         "descriptors, tiles of 128x128", True, False, 0, ["HGMMA.64x128x16.F32.BF16"]],
     (4096, 4096, 4095, "NN", BF16, False): [
@@ -190,6 +188,88 @@ def answers(program: str, cases: list) -> list:
 @pytest.mark.parametrize("cases", [CASES[:1], pytest.param(CASES, marks=pytest.mark.slow)])
 def test_triton(cases):
     assert answers(COMPILED, cases) == [EXPECTED[case] for case in cases]
+
+
+# What may lie around a product of 4096 columns: the bias, the input (a matrix, one row for all, or
+# odd rows), `before`, the activation, its slope, odd rows of C, and factors.
+AROUND = {
+    "product": {},
+    "linear": {"bias": True, "before": True, "activation": "gelu"},
+    "residual": {"bias": True, "input": "rows", "before": True, "activation": "gelu"},
+    "slope": {"input": "rows", "activation": "gelu", "is_slope": True},
+    "addmm": {"input": "rows", "is_scaled": True},
+    "one row": {"input": "row", "is_scaled": True},
+    "odd input": {"bias": True, "input": "odd rows", "activation": "gelu"},
+    "odd rows": {"bias": True, "input": "rows", "before": True, "is_odd": True},
+}
+ROOM = """
+import json, sys
+import torch
+from diglot.backends.choosing import use_plans
+from diglot.tools.resources import read_compiled
+from diglot.triton_ops import matmul
+from diglot.triton_ops.launch.plan import Device, Operand
+from diglot.triton_ops.launch.products import Around, product_of
+from triton.backends.compiler import GPUTarget
+
+H200 = Device(90, 132, 228 << 10, True, "h200")
+answers = []
+for m, number, dtype, is_tf32, around in json.loads(sys.argv[1]):
+    n, k, dtype = 4096, 4096, getattr(torch, dtype)
+    def operand(place, shape, strides):
+        return Operand(place, dtype, shape, strides, 0, H200)
+    row = n + around.pop("is_odd", 0)
+    c = operand(9, (m, n), (row, 1))
+    strides = {"rows": (n, 1), "row": (0, 1), "odd rows": (n + 1, 1)}.get(around.pop("input", ""))
+    around = Around(
+        operand(2, (n,), (1,)) if around.pop("bias", False) else None,
+        strides and operand(3, (m, n), strides),
+        operand(4, (m, n), (row, 1)) if around.pop("before", False) else None,
+        **around,
+    )
+    a, b = operand(0, (m, k), (k, 1)), operand(1, (k, n), (1, k))
+    product = product_of(a, b, c, around).with_precision("tf32" if is_tf32 else "ieee")
+    with use_plans({"products.triton.number": number}):
+        H200.choose("", ())
+        made = matmul.plan_product(product).launches[-1]
+    compiled = made.specialization.compile(GPUTarget("cuda", 90, 32))
+    code = read_compiled(compiled).resources
+    answers.append([compiled.metadata.shared <= 227 << 10, code.spill_bytes, made.num_stages])
+print(json.dumps(answers))
+"""
+
+
+def room_cases(types: list[tuple[str, bool]], arounds: list[str]) -> list[list]:
+    """Each tile of Triton, with these things around the product."""
+    return [
+        [m, number, *type_, AROUND[name]]
+        for m in (64, 4096)
+        for number in range(1, 7)
+        for type_ in types
+        for name in arounds
+        if m == 4096 or not type_[1]
+    ]
+
+
+@pytest.mark.ahead_of_time
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [[4096, 1, BF16, False, AROUND[name]] for name in ("addmm", "slope")],
+        pytest.param(room_cases([(BF16, False)], list(AROUND)), marks=pytest.mark.slow),
+        pytest.param(
+            room_cases(
+                [("float16", False), ("float32", True)], ["product", "residual", "odd input"]
+            ),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["few", "bfloat16", "others"],
+)
+def test_room_of_triton(cases):
+    """Whatever follows the sums, shared memory and registers suffice."""
+    for case, (fits, spills, stages) in zip(cases, answers(ROOM, cases), strict=True):
+        assert fits and spills == 0 and stages >= 3, (case, fits, spills, stages)
 
 
 SCALED = """

@@ -13,6 +13,8 @@ from diglot.reference.matmul import matmul_oracle
 
 HALVES = [torch.bfloat16, torch.float16]
 SWAP, SPLIT, COLUMNS = "products.{}.swap", "products.{}.split", "products.cuda.columns"
+NUMBER = "products.triton.number"
+WIDE = {16: 2, 32: 4, 64: 6}  # by rows, the number of Triton's tile of 128 columns
 NAMES = {"cuda": "wgmma", "triton": "descriptors"}
 
 
@@ -41,7 +43,7 @@ def test_widths_of_exchanged_tiles(backend, rows, dtype):
         n = n if layout[1] == "T" else -(-n // 8) * 8
         a, b = operands(m, n, 136, layout, dtype)
         bias = normal(n, dtype=dtype)
-        with diglot.use_plans({COLUMNS: rows}):
+        with diglot.use_plans({COLUMNS: rows, NUMBER: WIDE[rows]}):
             assert_product(diglot.matmul(a, b, backend=backend), a, b)
             assert variant() == f"{NAMES[backend]}, tiles of {rows}x128, exchanged"
             assert_product(diglot.linear(a, b.mT, bias, backend=backend), a, b, bias)
@@ -130,18 +132,40 @@ def test_rows_apart(backend):
 
 @needs_cuda
 @pytest.mark.skipif(DEVICE != "cpu", reason="plans of named devices")
-@pytest.mark.parametrize("backend", KERNELS)
-def test_choice(backend):
+def test_choice():
     """Few rows give every multiprocessor work. Products that fill the GPU stay as they are."""
     for m, rows in [(1, 16), (16, 16), (20, 32), (64, 64), (128, 128)]:
-        plan = planned(backend, m, 8192, 8192)
+        plan = planned("cuda", m, 8192, 8192)
         exchanged = ", exchanged" if m <= 64 else ""
-        assert plan.variant == f"{NAMES[backend]}, tiles of {rows}x128{exchanged}, K in 2 parts"
+        assert plan.variant == f"wgmma, tiles of {rows}x128{exchanged}, K in 2 parts"
         assert plan.scratch == Scratch(4096 + 2 * 4 * 8192 * rows, 4096, STREAM)
         (order,) = plan.order
         assert dict(order.numbers)["parts"] == 2 and order.grid == (128,)
-    large = planned(backend, 4096, 4096, 4096)
-    assert large.variant == f"{NAMES[backend]}, tiles of 128x256" and large.scratch is None
+    large = planned("cuda", 4096, 4096, 4096)
+    assert large.variant == "wgmma, tiles of 128x256" and large.scratch is None
+
+
+@pytest.mark.skipif("triton" not in KERNELS, reason="there is no Triton")
+@pytest.mark.skipif(DEVICE != "cpu", reason="plans of named devices")
+def test_choice_in_triton():
+    """The same. Narrow tiles give work to as many; large products take the widest."""
+    for sizes, tile in [
+        ((1, 8192, 8192), "16x64, exchanged"),
+        ((16, 2048, 16384), "16x64, exchanged, K in 4 parts"),
+        ((32, 8192, 8192), "32x64, exchanged"),
+        ((128, 8192, 8192), "64x128"),
+        ((256, 768, 3072), "64x64"),
+        ((512, 4096, 4096), "128x128"),
+        ((4096, 4096, 4096), "128x256"),
+    ]:
+        plan = planned("triton", *sizes)
+        assert plan.variant == f"descriptors, tiles of {tile}"
+        (order,) = plan.order
+        parts = dict(order.numbers)["parts"]
+        assert order.grid[0] <= 132 and (parts > 1) == ("parts" in tile)
+        assert plan.scratch == (
+            Scratch(4096 + parts * 4 * 2048 * 16, 4096, STREAM) if parts > 1 else None
+        )
 
 
 @needs_cuda
@@ -155,11 +179,8 @@ def test_a_tuner_varies_what_products_have(backend, op):
     numbers = {
         ("cuda", 64): {COLUMNS, SWAP.format(backend), SPLIT.format(backend)},
         ("cuda", 8192): {COLUMNS, "products.both.group"},
-        ("triton", 64): {
-            *(f"products.triton.few_rows.{name}" for name in ("rows", "depth", "warps", "stages")),
-            *(SWAP.format(backend), SPLIT.format(backend)),
-        },
-        ("triton", 8192): {"products.triton.persistent.stages", "products.both.group"},
+        ("triton", 64): {NUMBER, SWAP.format(backend), SPLIT.format(backend)},
+        ("triton", 8192): {NUMBER, "products.both.group"},
     }
     for m in (64, 8192):
         a, b = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((m, 8192), (8192, 8192)))

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from planted.library import ROOT
 
 from diglot.bench import tile_order
-from diglot.triton_ops.launch.product_splits import COUNTERS, MOST_BYTES, TileWork
+from diglot.triton_ops.launch.product_splits import (
+    COUNTERS,
+    FIRST,
+    FROM_CACHE,
+    FROM_MEMORY,
+    HIDDEN,
+    MOST_BYTES,
+    TILE,
+    TileWork,
+)
 from diglot.triton_ops.lib.products.schedule import part_of, tile_of
 
 
@@ -123,21 +132,51 @@ def chosen_in_cuda(library, work, asked, multiprocessors):
     return library.chosen_parts(*arguments)
 
 
-@given(st.integers(1, 2000), st.integers(1, 500), st.floats(1, 300), st.sampled_from([1, 2]),
-       st.integers(0, 20), st.sampled_from([3, 8, 132]))  # fmt: skip
-def test_both_languages_choose_the_same_parts(library, tiles, steps, step, counters, asked, blocks):
-    work = TileWork(tiles, steps, step, 1 << 15, counters)
+def work_of(tiles, steps, bytes=1 << 15, counters=1, **others):
+    return TileWork(
+        **{"tiles": tiles, "steps": steps, "step": 250, "loaded": 1 << 14, "memory": 1 << 22}
+        | {"bytes": bytes, "counters": counters}
+        | others
+    )
+
+
+@given(st.integers(1, 2000), st.integers(1, 500), st.sampled_from([1, 2]), st.integers(1, 20),
+       st.sampled_from([3, 8, 132]))  # fmt: skip
+def test_both_languages_have_room_for_the_same_parts(
+    library, tiles, steps, counters, asked, blocks
+):
+    work = work_of(tiles, steps, counters=counters)
     parts = work.parts(asked, blocks)
     assert parts == chosen_in_cuda(library, work, asked, blocks)
     assert 1 <= parts <= steps
     if parts > 1:
         assert tiles * counters <= COUNTERS and tiles * parts * work.bytes <= MOST_BYTES
-        assert asked or work.time(parts, blocks) < work.time(1, blocks)
+
+
+@given(st.integers(1, 2000), st.integers(1, 500), st.sampled_from([3, 8, 132]))
+def test_no_other_parts_take_less_time(tiles, steps, blocks):
+    work = work_of(tiles, steps)
+    parts = work.parts(0, blocks)
+    for other in filter(work.can_split, range(1, 17)):
+        assert work.time(parts, blocks) <= work.time(other, blocks)
 
 
 def test_k_is_split_where_tiles_leave_multiprocessors_without_work():
-    """64 tiles of 128 steps on 132 multiprocessors: two parts each. Enough tiles are not split."""
-    few, many = (TileWork(tiles, 128, 86.0, 128 * 16 * 4) for tiles in (64, 1024))
-    assert few.parts(0, 132) == 2 and many.parts(0, 132) == 1
-    assert few._replace(steps=4).parts(0, 132) == 1  # the sums' way would take longer
-    assert many.parts(7, 132) == 7 and few.parts(200, 132) == 128
+    """16 tiles of many steps on 132 multiprocessors are split; enough tiles are not."""
+    few, many = (work_of(tiles, 256, 64 * 16 * 4) for tiles in (16, 1024))
+    assert 1 < few.parts(0, 132) <= 8 and many.parts(0, 132) == 1
+    assert few._replace(steps=8).parts(0, 132) == 1  # the sums' way would take longer
+    assert many.parts(7, 132) == 7 and few.parts(400, 132) == 256
+
+
+def test_time_of_a_product():
+    """The longer of loading and computing hides most of the shorter; tiles come in rounds."""
+    work = work_of(132, 64, memory=0)
+    one = work.time(1, 132) - FIRST
+    assert one == pytest.approx((1 - HIDDEN) * FIRST + 64 * 250 + TILE - FIRST)
+    two = work._replace(tiles=133).time(1, 132)
+    assert two - work.time(1, 132) == pytest.approx(64 * 250 + TILE)
+    slow = work._replace(memory=1 << 34)
+    assert slow.time(1, 132) > (1 << 34) / FROM_MEMORY
+    heavy = work._replace(loaded=1 << 20)
+    assert heavy.time(1, 132) > 64 * (1 << 20) / FROM_CACHE > heavy._replace(tiles=1).time(1, 132)

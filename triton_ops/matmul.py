@@ -12,7 +12,8 @@ from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.layout import strided_arguments
 from diglot.triton_ops.launch.padded_copy import SMALLEST, Matrix, copied_behind, readable
 from diglot.triton_ops.launch.plan import ACCESS_BYTES, NOTHING, Launch, Operand, Scalar
-from diglot.triton_ops.launch.product_splits import split_of
+from diglot.triton_ops.launch.product_splits import scratch_of_parts
+from diglot.triton_ops.launch.product_tiles import Epilogue, best_variant
 from diglot.triton_ops.launch.products import MOST_SIDE, Product, product_of, tiles_of
 from diglot.triton_ops.lib.products.descriptors import multiply_by_descriptors
 from diglot.triton_ops.lib.products.padded_copy import copy_lines
@@ -56,12 +57,13 @@ def matmul_descriptors(
     parts, input_row, input_column, beta_high, beta_low, alpha_high, alpha_low,
     ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
     ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, GROUP: tl.constexpr,
-    IS_EXCHANGED: tl.constexpr, BLOCK: tl.constexpr,
+    IS_EXCHANGED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     multiply_by_descriptors(
         a, b, (bias, 1, input, input_row, input_column), (before, c), counters, scratch, (m, n, k),
         row_stride, (rows, columns, count), parts, (beta_high, beta_low, alpha_high, alpha_low),
-        ALONG_M, ALONG_N, HAS_DESCRIPTOR, ACTIVATION, IS_SLOPE, GROUP, IS_EXCHANGED, BLOCK,
+        ALONG_M, ALONG_N, HAS_DESCRIPTOR, ACTIVATION, IS_SLOPE, GROUP, IS_EXCHANGED, PIECES,
+        BLOCK,
     )  # fmt: skip
 
 
@@ -176,6 +178,33 @@ def plan_copies(a: Matrix, b: Matrix) -> tuple[tuple[Launch, ...], str]:
     return tuple(map(_copy, copied.values())), text if copied else ""
 
 
+def _beside(product: Product) -> tuple[Operand | None, tuple[Scalar, Scalar]]:
+    """The input as the kernel reads it, and its strides: none where a descriptor reads it, only
+    that of a column where it is one row for all.
+    """
+    input, (row, column), (m, n, _) = product.around.input, product.strides[3], product.sizes
+    if input is None:
+        return None, (None, None)
+    if row == 0 or m == 1:
+        return input, (None, column)
+    matrix, _ = _matrix(input, (m, n), (row, column), False)
+    if Descriptor.fits(matrix, SMALLEST):
+        return matrix, (None, None)
+    return input, (row, column)
+
+
+def _epilogue(
+    product: Product, has_descriptor: bool, input_strides: tuple[Scalar, Scalar]
+) -> Epilogue:
+    """What a tile's end needs. A single row may lie as no others do: tiles must not depend on that
+    where bits must not depend on M.
+    """
+    has_input = product.around.input is not None
+    if product.is_batch_invariant:
+        return Epilogue(has_descriptor and product.sizes[1] % 8 == 0, has_input, has_input)
+    return Epilogue(has_descriptor, has_input, input_strides[0] is not None)
+
+
 def _plan_by_descriptors(product: Product) -> Plan | None:
     """A plan with tensor descriptors; None where these do not take the operands."""
     m, n, k = product.sizes
@@ -206,27 +235,21 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     )
     outputs = [out for out in (before, c) if out is not None]
     has_descriptor = all(Descriptor.fits(out, SMALLEST) for out in outputs)
-    few = product.planned_sizes[0] <= device.tuned("products.triton.swap")
-    is_exchanged = few and not is_tf32
-    if is_exchanged:
-        tile = device.tuned("products.triton.few_rows", m)
-    else:
-        # Addresses of C's elements take the registers that a wide tile's sums would. A descriptor
-        # takes one row of any length, on which the tile must not depend.
-        is_wide = has_descriptor and (m > 1 or n % 8 == 0)
-        wide = tiles_of(product.planned_sizes, (128, 256, 64), 1)[-1] if is_wide else 0
-        tile = device.tuned("products.triton.persistent", wide)
-    # Tiles of either type have lines of equal bytes.
-    block = tile["rows"], tile["columns"], tile["depth"] // (2 if is_tf32 else 1)
+    input, input_strides = _beside(product)
+    variant = best_variant(product, _epilogue(product, has_descriptor, input_strides))
+    if variant is None:
+        return None
+    tile, parts = variant.tile, variant.parts
+    block = tile.block
     block_a = (block[2], block[0]) if along_m else (block[0], block[2])
     block_b = (block[1], block[2]) if along_k else (block[2], block[1])
-    block_c = block[0], block[1] // 2
+    block_c = variant.piece
     tiles = tiles_of(product.sizes, block, 1)
-    parts, counters, sums = split_of(product, block, tiles[-1])
+    counters, sums = scratch_of_parts(tiles[-1], parts, block[0] * block[1])
     matrices = copied_behind(sums, *matrices)
     group = device.tuned("products.both.group")
 
-    def stored(out: Operand | None) -> Operand | Descriptor | None:
+    def described(out: Operand | None, has_descriptor: bool) -> Operand | Descriptor | None:
         return Descriptor(out, block_c) if has_descriptor and out is not None else out
 
     launch = Launch(
@@ -236,20 +259,13 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
             matrices[0].descriptor(block_a),
             matrices[1].descriptor(block_b),
             around.bias,
-            around.input,
-            stored(before),
-            stored(c),
+            described(input, input_strides[1] is None),
+            described(before, has_descriptor),
+            described(c, has_descriptor),
             counters,
             sums,
         ),
-        (
-            *product.sizes,
-            product.strides[2][0],
-            *tiles,
-            parts,
-            *product.strides[3],
-            *product.no_numbers,
-        ),
+        (*product.sizes, product.strides[2][0], *tiles, parts, *input_strides, *product.no_numbers),
         (
             along_m,
             not along_k,
@@ -257,17 +273,15 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
             around.activation,
             around.is_slope,
             group,
-            is_exchanged,
+            variant.is_exchanged,
+            variant.pieces,
             block,
         ),
-        tile["warps"],
+        tile.warps,
         numbers=product.numbers,
-        num_stages=tile["stages"] - is_tf32,  # C's halves take twice the shared memory
+        num_stages=tile.stages,
     )
-    name = f"descriptors, tiles of {block[0]}x{block[1]}"
-    name += ", exchanged" if is_exchanged else ""
-    name += f", K in {parts} parts" if parts > 1 else ""
-    name += ", TF32" if is_tf32 else ""
+    name = f"{variant}{', TF32' * is_tf32}"
     copies, of_copies = plan_copies(*matrices)
     scratch = [part for part in (sums, *(x.part for x in matrices)) if part is not None]
     zeroed, lifetime = (0, CALL) if counters is None else (counters.end, STREAM)

@@ -72,6 +72,10 @@ class Device(plans.Device):
         """A measured number, or a record of several; `keys` find a table's entry."""
         return tunables(self.name).read(name, *keys)
 
+    def tuned_table(self, name: str) -> dict[int, Any]:
+        """All entries of a table of measured numbers, by their keys."""
+        return {key: self.tuned(name, key) for key in tunables(self.name).keys(name)}
+
     def choose(self, layout: str, shape: tuple[int, ...], *operands: Any) -> None:
         """Takes the numbers that measured best for calls like this one, if there are any.
 

@@ -1,39 +1,38 @@
-"""Into how many parts a product's K is split: a model of its time, and the choice. Twin of
-csrc/include/diglot/launch/product_splits.h.
+"""A model of a product's time, and into how many parts its K is split. Twin of
+csrc/include/diglot/launch/product_splits.h, which has other constants.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import NamedTuple
 
 import torch
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .plan import Part
-from .products import Product
 
 COUNTERS = 1024  # at the start of scratch, of arrivals: zero before a launch, and again after it
-
-# Estimates: nobody has measured them.
-ROUND = 512  # a part's beginning and end, where no others overlap them
-MEETING = 512  # arrivals, until the last has read what others left
-SPEED = 128  # bytes of sums that an SM writes or reads in a unit of time
 MOST_PARTS = 16  # that the model considers
 MOST_BYTES = 64 << 20  # scratch that a stream keeps
 
-# The unit of time is what a step of 64 along K takes for a column of 128 rows, at full speed: 3 ns
-# of an H200. A tile's rows and columns take this time each to be loaded.
-LOAD = 0.6
+# Fitted to times of an H200: nanoseconds, and bytes in a nanosecond.
+TILE = 184  # a tile's end, which no other step overlaps
+FROM_CACHE = 125  # what L2 gives an SM while all SMs load
+FIRST, FROM_MEMORY = 1375, 3900  # until the first bytes come; what memory gives all SMs
+HIDDEN = 0.8  # the share of the shorter of loading and computing that the longer one hides
+ROUND = 4584  # parts that run at once: their ends, and arrivals, until the last reads all sums
+SUMS = 60  # what an SM writes or reads of sums
 
 
 class TileWork(NamedTuple):
-    """Tiles of C, and what one takes.
+    """Tiles of C, and what they take.
 
     Attributes:
         tiles: how many.
         steps: along K.
-        step: time of a step of a tile.
+        step: time of a tile's step, at least.
+        loaded: bytes of a step.
+        memory: bytes of A, B and C.
         bytes: of a tile's sums.
         counters: that a tile needs.
     """
@@ -41,6 +40,8 @@ class TileWork(NamedTuple):
     tiles: int
     steps: int
     step: float
+    loaded: int
+    memory: int
     bytes: int
     counters: int = 1
 
@@ -53,14 +54,20 @@ class TileWork(NamedTuple):
         )
 
     def time(self, parts: int, multiprocessors: int) -> float:
-        """Rounds of tiles, times their steps; with several parts, also what the sums' way through
-        memory takes.
+        """The time after a launch's beginning.
+
+        The busiest SM computes its rounds of steps, while memory gives the operands. With several
+        parts, sums go through memory after that.
         """
-        rounds = -(-self.tiles * parts // multiprocessors)
-        sums = rounds * self.step * -(-self.steps // parts)
-        if parts == 1:
-            return sums
-        return sums + rounds * ROUND + MEETING + self.bytes * (rounds + parts) / SPEED
+        running = self.tiles * parts
+        rounds = -(-running // multiprocessors)
+        busy = min(running, multiprocessors) / multiprocessors
+        step = max(self.step, self.loaded * busy / FROM_CACHE)
+        computing = rounds * (step * -(-self.steps // parts) + TILE)
+        loading = FIRST + self.memory / FROM_MEMORY
+        hidden = HIDDEN * min(computing, loading)
+        meeting = rounds * ROUND + self.bytes * (rounds + parts) / SUMS if parts > 1 else 0
+        return computing + loading - hidden + meeting
 
     def parts(self, asked: int, multiprocessors: int) -> int:
         """The parts that the caller asked for, if there is room for them. If `asked` is 0: those
@@ -69,31 +76,13 @@ class TileWork(NamedTuple):
         if asked > 0:
             parts = min(asked, self.steps)
             return parts if self.can_split(parts) else 1
-        best = 1
-        for parts in range(2, MOST_PARTS + 1):
-            if not self.can_split(parts):
-                break
-            if self.time(parts, multiprocessors) < self.time(best, multiprocessors):
-                best = parts
-        return best
+        possible = [1, *filter(self.can_split, range(2, MOST_PARTS + 1))]
+        return min(possible, key=lambda parts: self.time(parts, multiprocessors))
 
 
-def split_of(
-    product: Product, block: tuple[int, int, int], tiles: int
-) -> tuple[int, Part | None, Part | None]:
-    """Parts of K, and scratch: counters and sums, which are None for one part.
-
-    Args:
-        product: the product.
-        block: rows, columns and depth of a tile.
-        tiles: how many.
-    """
-    device, (rows, columns, depth) = product.c.device, block
-    step = max(rows * columns / 128, LOAD * (rows + columns)) * depth / 64
-    work = TileWork(tiles, -(-product.sizes[2] // depth), step, 4 * rows * columns)
-    asked = 1 if product.is_batch_invariant else device.tuned("products.triton.split")
-    parts = work.parts(asked, device.programs(sys.maxsize, 1))
+def scratch_of_parts(tiles: int, parts: int, elements: int) -> tuple[Part | None, Part | None]:
+    """Counters, and the sums of all parts of tiles with these elements; None for one part."""
     if parts == 1:
-        return 1, None, None
+        return None, None
     counters = Part(torch.int32, COUNTERS)
-    return parts, counters, Part(torch.float32, tiles * parts * rows * columns).after(counters)
+    return counters, Part(torch.float32, tiles * parts * elements).after(counters)

@@ -84,6 +84,10 @@ class Tunables:
                 _thread.names[f"{name}.{field}" if field else name] = value
         return entry
 
+    def keys(self, name: str) -> list[int]:
+        """The keys of a table, in ascending order."""
+        return [key for key, _ in self._tables[name]]
+
     def of_language(self, language: str) -> tuple[tuple[str, int], ...]:
         """The names and values that a language's planners read."""
         kinds = (language, "both")

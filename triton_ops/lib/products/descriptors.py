@@ -23,7 +23,7 @@ def multiply_by_descriptors(
     a, b, around, outputs, counters, scratch, sizes, row_stride, tiles, parts, numbers,
     ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
     ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, GROUP: tl.constexpr,
-    IS_EXCHANGED: tl.constexpr, BLOCK: tl.constexpr,
+    IS_EXCHANGED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """C = A B, and what follows it: `around`, `numbers` and the constants are those of `finish`.
 
@@ -37,8 +37,8 @@ def multiply_by_descriptors(
         tiles: rows and columns of tiles, and how many there are in all.
         parts: of each tile's K.
         IS_EXCHANGED: whether products are those of the transposes.
-        BLOCK: rows, columns and depth of a tile. C is stored in two halves of the columns, which
-            leaves shared memory for another stage.
+        PIECES: of `finish`. Smaller ones leave shared memory for another stage.
+        BLOCK: rows, columns and depth of a tile.
     """
     m, n, k = tl.cast(sizes[0], tl.int32), tl.cast(sizes[1], tl.int32), tl.cast(sizes[2], tl.int32)
     rows, columns = tl.cast(tiles[0], tl.int32), tl.cast(tiles[1], tl.int32)
@@ -67,12 +67,12 @@ def multiply_by_descriptors(
                 sums = dot(tile_a, tile_b, sums)
         if not IS_SPLIT:
             finish(
-                sums.T if IS_EXCHANGED else sums, row, column, (m, n), (row_stride, 1), around,
-                numbers, outputs, ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR,
+                sums, row, column, (m, n), (row_stride, 1), around, numbers, outputs,
+                ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR, IS_EXCHANGED, PIECES,
             )  # fmt: skip
         elif leave_part(sums, counters, scratch, number, part, parts):
             sums = add_parts(sums, scratch, number, parts)
             finish(
-                sums.T if IS_EXCHANGED else sums, row, column, (m, n), (row_stride, 1), around,
-                numbers, outputs, ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR,
+                sums, row, column, (m, n), (row_stride, 1), around, numbers, outputs,
+                ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR, IS_EXCHANGED, PIECES,
             )  # fmt: skip

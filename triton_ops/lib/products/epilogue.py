@@ -15,53 +15,87 @@ from diglot.triton_ops.lib.types import convert, number
 def finish(
     sums, row, column, sizes, strides, around, numbers, outputs,
     ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
+    IS_EXCHANGED: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """C = activation(alpha sums + bias + beta input), rounded once, of a tile.
 
     With IS_SLOPE, C = (alpha sums + bias) times the activation's derivative at `input`.
 
     Args:
-        sums: of the tile, which begins at `row` and `column`.
+        sums: of the tile, which begins at `row` and `column`; of its transpose with IS_EXCHANGED.
         sizes: rows and columns of C.
         strides: of a row and of a column of C.
         around: the bias, a pointer or None, and its stride; the input, likewise, and its two.
+            Without the first, it is one row for all. Without both, it is a descriptor.
         numbers: the halves of beta and of alpha, each None where both factors are 1.
         outputs: `before`, which gets the elements before their activation, or None; C. Both are
             descriptors with HAS_DESCRIPTOR, else pointers.
-
-    The tile is finished in two halves of its columns. Addresses of 64 bits take two registers each.
+        PIECES: the tile is finished in so many pieces: 1, 2 or 4 parts of the sums' columns, which
+            stay in their threads. Addresses of 64 bits take two registers each.
     """
+    for piece in tl.static_range(PIECES):
+        part = piece_of(sums, piece, PIECES)
+        at = piece * part.shape[1]
+        if IS_EXCHANGED:
+            finish_piece(
+                part.T, row + at, column, sizes, strides, around, numbers, outputs,
+                ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR,
+            )  # fmt: skip
+        else:
+            finish_piece(
+                part, row, column + at, sizes, strides, around, numbers, outputs,
+                ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR,
+            )  # fmt: skip
+
+
+@triton.jit
+def finish_piece(
+    part, row, column, sizes, strides, around, numbers, outputs,
+    ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
+):  # fmt: skip
+    """The same of a piece, which begins at `row` and `column`."""
     bias, bias_stride, input, input_row, input_column = around
     before, c = outputs
-    COMPUTE: tl.constexpr = sums.dtype
+    COMPUTE: tl.constexpr = part.dtype
     DTYPE: tl.constexpr = c.dtype if HAS_DESCRIPTOR else c.dtype.element_ty
-    ROWS: tl.constexpr = sums.shape[0]
-    HALF: tl.constexpr = sums.shape[1] // 2
-    rows = row + tl.arange(0, ROWS).to(tl.int64)
-    for half in tl.static_range(2):
-        part = half_of(sums, half)
-        first = column + half * HALF
-        columns = first + tl.arange(0, HALF).to(tl.int64)
-        if numbers[2] is not None:
-            part *= number(numbers[2], numbers[3], COMPUTE)
-        if bias is not None:
-            part = add_bias(part, first, sizes[1], bias, bias_stride)
-        if input is not None:
-            place = input + rows[:, None] * input_row + columns[None, :] * input_column
-            mask = (rows < sizes[0])[:, None] & (columns < sizes[1])[None, :]
-            beside = convert(tl.load(place, mask, 0.0), COMPUTE)
-            if IS_SLOPE:
-                part = activation_gradient(part, beside, ACTIVATION, DTYPE)
-            elif numbers[0] is not None:
-                beta = tl.full((ROWS, HALF), number(numbers[0], numbers[1], COMPUTE), COMPUTE)
-                part = fma(beta, beside, part)
-            else:
-                part += beside
-        if before is not None:
-            store(before, part, row, first, sizes, strides, HAS_DESCRIPTOR)
-        if ACTIVATION != "none" and not IS_SLOPE:
-            part = activate(part, ACTIVATION, DTYPE)
-        store(c, part, row, first, sizes, strides, HAS_DESCRIPTOR)
+    SHAPE: tl.constexpr = (part.shape[0], part.shape[1])
+    if numbers[2] is not None:
+        part *= number(numbers[2], numbers[3], COMPUTE)
+    if bias is not None:
+        part = add_bias(part, column, sizes[1], bias, bias_stride)
+    if input is not None:
+        beside = load_input(input, row, column, sizes, (input_row, input_column), SHAPE)
+        beside = convert(beside, COMPUTE)
+        if IS_SLOPE:
+            part = activation_gradient(part, beside, ACTIVATION, DTYPE)
+        elif numbers[0] is not None:
+            beta = tl.full(SHAPE, number(numbers[0], numbers[1], COMPUTE), COMPUTE)
+            part = fma(beta, beside, part)
+        else:
+            part += beside
+    if before is not None:
+        store(before, part, row, column, sizes, strides, HAS_DESCRIPTOR)
+    if ACTIVATION != "none" and not IS_SLOPE:
+        part = activate(part, ACTIVATION, DTYPE)
+    store(c, part, row, column, sizes, strides, HAS_DESCRIPTOR)
+
+
+@triton.jit
+def load_input(input, row, column, sizes, strides, SHAPE: tl.constexpr):
+    """The elements beside a part of a tile, which begins at `row` and `column`."""
+    if strides[1] is None:
+        result = input.load([row, column])
+    else:
+        columns = column + tl.arange(0, SHAPE[1]).to(tl.int64)
+        place = input + columns[None, :] * strides[1]
+        mask = (columns < sizes[1])[None, :]
+        if strides[0] is None:
+            result = tl.broadcast_to(tl.load(place, mask, 0.0), SHAPE)
+        else:
+            rows = row + tl.arange(0, SHAPE[0]).to(tl.int64)
+            mask = (rows < sizes[0])[:, None] & mask
+            result = tl.load(rows[:, None] * strides[0] + place, mask, 0.0)
+    return result
 
 
 @triton.jit
@@ -75,6 +109,18 @@ def store(c, values, row, column, sizes, strides, HAS_DESCRIPTOR: tl.constexpr):
         place = c + rows[:, None] * strides[0] + columns[None, :] * strides[1]
         mask = (rows < sizes[0])[:, None] & (columns < sizes[1])[None, :]
         tl.store(place, convert(values, c.dtype.element_ty), mask)
+
+
+@triton.jit
+def piece_of(sums, index: tl.constexpr, PIECES: tl.constexpr):
+    """The columns of one of 1, 2 or 4 pieces of a tile."""
+    if PIECES == 1:
+        result = sums
+    elif PIECES == 2:
+        result = half_of(sums, index)
+    else:
+        result = half_of(half_of(sums, index // 2), index % 2)
+    return result
 
 
 @triton.jit

@@ -95,7 +95,7 @@ def multiply_tile(
         sums = dot(tile_a, tile_b, sums, PRECISION)
     finish(
         sums, tile_row * BM, tile_column * BN, (m, n), strides[2], around, numbers, outputs,
-        ACTIVATION, IS_SLOPE, False,
+        ACTIVATION, IS_SLOPE, False, False, 2,
     )  # fmt: skip
 
 

@@ -1,0 +1,131 @@
+"""The choice of a product's tile, by a model of the time. Twin of `best_variant` in
+csrc/ops/sm_90a/matmul.cu.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import NamedTuple
+
+# Relative, because mypy finds this folder under its name in the tree.
+from .product_splits import TileWork
+from .products import Product, tiles_of
+
+AHEAD = 1080  # nanoseconds from the request of a step's operands until they are there
+# Of a warp, where C is stored by addresses: they take the registers that more sums would.
+MOST_SUMS = 2048
+SHARED_ASIDE = 2048  # bytes of barriers, and what each block has
+
+
+class Tile(NamedTuple):
+    """A tile of a program, its warps, stages of its loop, and the time of a step in nanoseconds."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    step: int
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        return self.rows, self.columns, self.depth
+
+
+class Epilogue(NamedTuple):
+    """What a tile's end needs beside the sums.
+
+    Attributes:
+        has_descriptor: whether descriptors store C.
+        has_input: whether a matrix lies beside the product.
+        has_addresses: whether that matrix is read by addresses.
+    """
+
+    has_descriptor: bool
+    has_input: bool
+    has_addresses: bool
+
+    def bytes(self, elements: int, itemsize: int) -> int:
+        """Shared memory of a piece: of C, of the input, and of sums that change their layout."""
+        is_read = self.has_input and not self.has_addresses
+        is_moved = self.has_addresses or not self.has_descriptor
+        return elements * (itemsize * (self.has_descriptor + is_read) + 4 * is_moved)
+
+
+class Variant(NamedTuple):
+    """A tile, whether its operands are exchanged, pieces in which it is finished, parts of K."""
+
+    tile: Tile
+    is_exchanged: bool
+    pieces: int
+    parts: int
+
+    @property
+    def piece(self) -> tuple[int, int]:
+        """Rows and columns of a piece of C."""
+        rows, columns, _ = self.tile.block
+        if self.is_exchanged:
+            return rows // self.pieces, columns
+        return rows, columns // self.pieces
+
+    def __str__(self) -> str:
+        exchanged = ", exchanged" if self.is_exchanged else ""
+        parts = f", K in {self.parts} parts" if self.parts > 1 else ""
+        return f"descriptors, tiles of {self.tile.rows}x{self.tile.columns}{exchanged}{parts}"
+
+
+def best_variant(product: Product, epilogue: Epilogue) -> Variant | None:
+    """The tile and the parts of K that take the least time; None where no tile fits."""
+    device = product.c.device
+    multiprocessors = device.programs(sys.maxsize, 1)
+    few = product.planned_sizes[0] <= device.tuned("products.triton.swap")
+    is_exchanged = few and not product.is_tf32
+    table = device.tuned_table(
+        "products.triton.few_rows" if is_exchanged else "products.triton.persistent"
+    )
+    number = device.tuned("products.triton.number")
+    asked = 1 if product.is_batch_invariant else device.tuned("products.triton.split")
+    found: list[tuple[tuple[float, int], Variant]] = []
+    for tile in [table[number]] if number in table else table.values():
+        variant = _fitting(Variant(Tile(**tile), is_exchanged, 1, 1), product, epilogue)
+        if variant is not None:
+            work = work_of(variant.tile, product)
+            parts = work.parts(asked, multiprocessors)
+            cost = work.time(parts, multiprocessors), work.tiles * work.loaded
+            found.append((cost, variant._replace(parts=parts)))
+    return min(found)[1] if found else None
+
+
+def work_of(tile: Tile, product: Product) -> TileWork:
+    """What a product takes with these tiles."""
+    (m, n, k), itemsize = product.planned_sizes, product.c.element_size()
+    batches = 1 if product.is_batch_invariant else product.batches.numel
+    loaded = (tile.rows + tile.columns) * tile.depth * itemsize
+    return TileWork(
+        tiles_of((m, n, k), tile.block, batches)[-1],
+        -(-k // tile.depth),
+        max(tile.step, AHEAD / max(tile.stages - 1, 1)),
+        loaded,
+        (m * k + n * k + m * n) * batches * itemsize,
+        4 * tile.rows * tile.columns,
+    )
+
+
+def _fitting(variant: Variant, product: Product, epilogue: Epilogue) -> Variant | None:
+    """The variant in pieces, with as many stages as shared memory holds; None where it has no room
+    for two, or where registers lack.
+    """
+    device, itemsize, tile = product.c.device, product.c.element_size(), variant.tile
+    if not epilogue.has_descriptor and tile.rows * tile.columns > tile.warps * MOST_SUMS:
+        return None
+    pieces = max(tile.rows // 32, 1) if variant.is_exchanged else 4 if epilogue.has_input else 2
+    # Tiles of either type have lines of equal bytes.
+    tile = tile._replace(depth=tile.depth * 2 // itemsize)
+    variant = variant._replace(tile=tile, pieces=min(pieces, 4))
+    if device.is_interpreted:
+        return variant
+    stage = (tile.rows + tile.columns) * tile.depth * itemsize
+    room = device.shared_bytes - SHARED_ASIDE - epilogue.bytes(math.prod(variant.piece), itemsize)
+    stages = min(tile.stages, room // stage)
+    return variant._replace(tile=tile._replace(stages=stages)) if stages > 1 else None
