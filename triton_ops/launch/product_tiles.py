@@ -13,7 +13,7 @@ from .product_splits import TileWork
 from .products import Product, tiles_of
 
 AHEAD = 1080  # nanoseconds from the request of a step's operands until they are there
-# Of a warp, where C is stored by addresses: they take the registers that more sums would.
+# Of a warp, where C or the input is accessed by addresses: they take registers of more sums.
 MOST_SUMS = 2048
 SHARED_ASIDE = 2048  # bytes of barriers, and what each block has
 
@@ -49,8 +49,10 @@ class Epilogue(NamedTuple):
     def bytes(self, elements: int, itemsize: int) -> int:
         """Shared memory of a piece: of C, of the input, and of sums that change their layout."""
         is_read = self.has_input and not self.has_addresses
-        is_moved = self.has_addresses or not self.has_descriptor
-        return elements * (itemsize * (self.has_descriptor + is_read) + 4 * is_moved)
+        return elements * (
+            itemsize * (self.has_descriptor + is_read)
+            + 4 * (self.has_addresses or not self.has_descriptor)
+        )
 
 
 class Variant(NamedTuple):
@@ -84,17 +86,18 @@ def best_variant(product: Product, epilogue: Epilogue) -> Variant | None:
     table = device.tuned_table(
         "products.triton.few_rows" if is_exchanged else "products.triton.persistent"
     )
-    number = device.tuned("products.triton.number")
     asked = 1 if product.is_batch_invariant else device.tuned("products.triton.split")
-    found: list[tuple[tuple[float, int], Variant]] = []
-    for tile in [table[number]] if number in table else table.values():
+    found: dict[int, tuple[tuple[float, int], Variant]] = {}
+    for number, tile in table.items():
         variant = _fitting(Variant(Tile(**tile), is_exchanged, 1, 1), product, epilogue)
         if variant is not None:
             work = work_of(variant.tile, product)
             parts = work.parts(asked, multiprocessors)
             cost = work.time(parts, multiprocessors), work.tiles * work.loaded
-            found.append((cost, variant._replace(parts=parts)))
-    return min(found)[1] if found else None
+            found[number] = cost, variant._replace(parts=parts)
+    number = device.tuned("products.triton.number")
+    best = found[number] if number in found else min(found.values(), default=None)
+    return None if best is None else best[1]
 
 
 def work_of(tile: Tile, product: Product) -> TileWork:
@@ -117,7 +120,8 @@ def _fitting(variant: Variant, product: Product, epilogue: Epilogue) -> Variant 
     for two, or where registers lack.
     """
     device, itemsize, tile = product.c.device, product.c.element_size(), variant.tile
-    if not epilogue.has_descriptor and tile.rows * tile.columns > tile.warps * MOST_SUMS:
+    has_addresses = epilogue.has_addresses or not epilogue.has_descriptor
+    if has_addresses and tile.rows * tile.columns > tile.warps * MOST_SUMS:
         return None
     pieces = max(tile.rows // 32, 1) if variant.is_exchanged else 4 if epilogue.has_input else 2
     # Tiles of either type have lines of equal bytes.
