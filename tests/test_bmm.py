@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from backends import BACKENDS, FLOATING, KERNELS
-from product_cases import assert_derivatives, assert_product, laid_out, normal
+from product_cases import assert_derivatives, assert_product, laid_out, normal, surrounded
 
 import diglot
 from diglot.reference.bmm import bmm_oracle
@@ -19,6 +19,30 @@ def test_values(backend, dtype):
         assert_product(diglot.bmm(x, y, backend=backend), x, y)
     assert diglot.bmm(a[:0], b[:0], backend=backend).shape == (0, 24, 40)
     assert diglot.bmm(a[..., :0], b[:, :0], backend=backend).eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_batches_by_tma(backend, dtype):
+    """Matrices in all layouts, with gaps, one for all, and results that TMA does not store."""
+    a, b = normal(3, 72, 136, dtype=dtype), normal(3, 136, 88, dtype=dtype)
+    for x, y in [
+        *(
+            (laid_out(a, left), laid_out(b, right))
+            for left in (False, True)
+            for right in (False, True)
+        ),
+        (surrounded(a, 1, 8), surrounded(b, 2, 16)),
+        (a[::2], b[:2]),
+        (a[:1].expand_as(a), b),
+        (a, laid_out(b, True)[..., :41]),
+        (a[:, :1], b),
+    ]:
+        assert_product(diglot.bmm(x, y, backend=backend), x, y)
+        assert diglot.last_run().variant.startswith(("wgmma", "descriptors"))
+    wide = normal(2, 3, 72, 136, dtype=dtype)
+    x, y = wide.transpose(0, 1), normal(3, 1, 136, 88, dtype=dtype)
+    assert_product(diglot.matmul(x, y, backend=backend), x, y)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

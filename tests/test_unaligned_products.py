@@ -52,9 +52,19 @@ def test_only_the_operand_that_needs_it_is_copied(backend):
         check(backend, copies, first, second)
 
 
+@pytest.mark.parametrize("backend", KERNELS)
+def test_batches(backend):
+    """Of odd strides. A matrix that is shared is copied once."""
+    for copies, a, b in [
+        ("ies of A and B", normal(6, 33, 99, dtype=BF16), normal(6, 99, 41, dtype=BF16)),
+        ("y of B", normal(4, 33, 104, dtype=BF16)[::2], normal(2, 104, 41, dtype=BF16)),
+        ("y of A", normal(33, 99, dtype=BF16), normal(2, 99, 48, dtype=BF16)),
+    ]:
+        check(backend, copies, a, b)
+
+
 @needs_cuda
-def test_batches():
-    """Of odd strides; a matrix that is shared is copied once. Triton's descriptors take none."""
+def test_batches_of_two_dimensions():
     for copies, a, b in [
         ("ies of A and B", normal(3, 2, 33, 99, dtype=BF16), normal(3, 2, 99, 41, dtype=BF16)),
         ("y of A", normal(3, 2, 33, 99, dtype=BF16).transpose(0, 1), normal(3, 99, 48, dtype=BF16)),

@@ -10,11 +10,11 @@ from diglot.backends.plans import CALL, STREAM, Plan, Scratch
 from diglot.triton_ops.launch.descriptors import Descriptor
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.layout import strided_arguments
-from diglot.triton_ops.launch.padded_copy import SMALLEST, Matrix, copied_behind, readable
+from diglot.triton_ops.launch.padded_copy import Matrix, copied_behind, readable
 from diglot.triton_ops.launch.plan import ACCESS_BYTES, NOTHING, Launch, Operand, Scalar
 from diglot.triton_ops.launch.product_splits import scratch_of_parts
 from diglot.triton_ops.launch.product_tiles import Epilogue, best_variant
-from diglot.triton_ops.launch.products import MOST_SIDE, Product, product_of, tiles_of
+from diglot.triton_ops.launch.products import MOST_SIDE, Product, Steps, product_of, tiles_of
 from diglot.triton_ops.lib.products.descriptors import multiply_by_descriptors
 from diglot.triton_ops.lib.products.padded_copy import copy_lines
 from diglot.triton_ops.lib.products.pointers import multiply_by_pointers
@@ -53,17 +53,18 @@ def matmul_pointers(
 
 @triton.jit
 def matmul_descriptors(
-    a, b, bias, input, before, c, counters, scratch, m, n, k, row_stride, rows, columns, count,
-    parts, input_row, input_column, beta_high, beta_low, alpha_high, alpha_low,
+    a, b, bias, input, before, c, counters, scratch, m, n, k, row_stride, c_step, input_step,
+    rows, columns, count, parts, input_row, input_column,
+    beta_high, beta_low, alpha_high, alpha_low,
     ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
     ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, GROUP: tl.constexpr,
     IS_EXCHANGED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     multiply_by_descriptors(
         a, b, (bias, 1, input, input_row, input_column), (before, c), counters, scratch, (m, n, k),
-        row_stride, (rows, columns, count), parts, (beta_high, beta_low, alpha_high, alpha_low),
-        ALONG_M, ALONG_N, HAS_DESCRIPTOR, ACTIVATION, IS_SLOPE, GROUP, IS_EXCHANGED, PIECES,
-        BLOCK,
+        row_stride, (c_step, input_step), (rows, columns, count), parts,
+        (beta_high, beta_low, alpha_high, alpha_low), ALONG_M, ALONG_N, HAS_DESCRIPTOR,
+        ACTIVATION, IS_SLOPE, GROUP, IS_EXCHANGED, PIECES, BLOCK,
     )  # fmt: skip
 
 
@@ -136,11 +137,13 @@ def _matrix(
     shape: tuple[int, int],
     strides: tuple[int, int],
     is_transposed: bool | None = None,
+    batch: tuple[int, int] = (1, 0),
 ) -> tuple[Operand, bool]:
     """An operand as a matrix of contiguous rows, and whether that is its transpose.
 
     Args:
         is_transposed: whether it must be; None: whichever has contiguous rows.
+        batch: how many matrices there are, and the step between them; 0: all are the same.
     """
     rows, columns = shape
     if is_transposed is None and columns == 1 < rows:  # a line for each element is much to copy
@@ -152,12 +155,17 @@ def _matrix(
     # The step of a single row is of no account, but a descriptor's must be a multiple of 16 bytes.
     unused = -(-columns // 8) * 8
     steps = (unused if rows == 1 else strides[0], 1 if columns == 1 else strides[1])
-    return dataclasses.replace(operand, shape=(rows, columns), strides=steps), is_transposed
+    count, step = batch
+    first = slice(1 if step == 0 else 0, None)
+    return dataclasses.replace(
+        operand, shape=(count, rows, columns)[first], strides=(step, *steps)[first]
+    ), is_transposed
 
 
 def _copy(matrix: Matrix) -> Launch:
     """The launch of a padded copy."""
-    source = matrix.source
+    source = matrix.rows
+    assert source is not None
     rows, columns = source.shape
     # Steps between neighbours are known when it is compiled.
     steps: list[Scalar] = [tl.constexpr(1) if step == 1 else step for step in source.strides]
@@ -165,7 +173,7 @@ def _copy(matrix: Matrix) -> Launch:
     tiles = tiles_of((rows, matrix.units * matrix.unit, 0), (*block, 1), 1)
     vector = ACCESS_BYTES // source.element_size()
     return Launch(
-        product_copy, (tiles[-1],), (source, matrix.part),
+        product_copy, (tiles[-1],), (matrix.source, matrix.part),
         (rows, columns, *steps, matrix.units, *tiles[:2]),
         (matrix.unit, vector, block), COPY_WARPS,
     )  # fmt: skip
@@ -178,17 +186,27 @@ def plan_copies(a: Matrix, b: Matrix) -> tuple[tuple[Launch, ...], str]:
     return tuple(map(_copy, copied.values())), text if copied else ""
 
 
+def _batch(product: Product) -> tuple[int, Steps]:
+    """How many matrices there are, and the steps between them in C, A, B and the input."""
+    batches = product.batches
+    if not batches.sizes:
+        return 1, (0, 0, 0, 0)
+    (count,), ((c, a, b, input),) = batches.sizes, batches.strides
+    return count, (c, a, b, input)
+
+
 def _beside(product: Product) -> tuple[Operand | None, tuple[Scalar, Scalar]]:
     """The input as the kernel reads it, and its strides: none where a descriptor reads it, only
     that of a column where it is one row for all.
     """
     input, (row, column), (m, n, _) = product.around.input, product.strides[3], product.sizes
+    count, steps = _batch(product)
     if input is None:
         return None, (None, None)
     if row == 0 or m == 1:
         return input, (None, column)
-    matrix, _ = _matrix(input, (m, n), (row, column), False)
-    if Descriptor.fits(matrix, SMALLEST):
+    matrix, _ = _matrix(input, (m, n), (row, column), False, (count, steps[3]))
+    if Matrix(matrix).fits:
         return matrix, (None, None)
     return input, (row, column)
 
@@ -210,7 +228,7 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     m, n, k = product.sizes
     device = product.c.device
     is_tf32 = product.is_tf32
-    if not (product.c.dtype in HALVES or is_tf32) or product.batches.sizes or k == 0:
+    if not (product.c.dtype in HALVES or is_tf32) or len(product.batches.sizes) > 1 or k == 0:
         return None
     if not device.is_interpreted and device.architecture < TMA_ARCHITECTURE:
         return None
@@ -219,9 +237,11 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     if product.strides[2][1] != 1 or max(m, n, k) > MOST_SIDE:
         return None
     # wgmma reads float32 along K alone.
-    a, along_m = _matrix(product.a, (m, k), product.strides[0], False if is_tf32 else None)
-    b, along_k = _matrix(product.b, (k, n), product.strides[1], True if is_tf32 else None)
-    c, _ = _matrix(product.c, (m, n), product.strides[2], False)
+    count, steps = _batch(product)
+    must_a, must_b = (False, True) if is_tf32 else (None, None)
+    a, along_m = _matrix(product.a, (m, k), product.strides[0], must_a, (count, steps[1]))
+    b, along_k = _matrix(product.b, (k, n), product.strides[1], must_b, (count, steps[2]))
+    c, _ = _matrix(product.c, (m, n), product.strides[2], False, (count, steps[0]))
     if None in (a.address, b.address):  # while a graph is compiled
         return None
     matrices = readable(product, a, b)
@@ -234,7 +254,7 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
         c, position=around.before.position, address=around.before.address
     )
     outputs = [out for out in (before, c) if out is not None]
-    has_descriptor = all(Descriptor.fits(out, SMALLEST) for out in outputs)
+    has_descriptor = all(Matrix(out).fits for out in outputs)
     input, input_strides = _beside(product)
     variant = best_variant(product, _epilogue(product, has_descriptor, input_strides))
     if variant is None:
@@ -243,14 +263,15 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     block = tile.block
     block_a = (block[2], block[0]) if along_m else (block[0], block[2])
     block_b = (block[1], block[2]) if along_k else (block[2], block[1])
-    block_c = variant.piece
-    tiles = tiles_of(product.sizes, block, 1)
+    tiles = tiles_of(product.sizes, block, count)
+    if tiles[-1] * parts > MOST_SIDE:
+        return None
     counters, sums = scratch_of_parts(tiles[-1], parts, block[0] * block[1])
     matrices = copied_behind(sums, *matrices)
     group = device.tuned("products.both.group")
 
     def described(out: Operand | None, has_descriptor: bool) -> Operand | Descriptor | None:
-        return Descriptor(out, block_c) if has_descriptor and out is not None else out
+        return Matrix(out).descriptor(variant.piece) if has_descriptor and out is not None else out
 
     launch = Launch(
         matmul_descriptors,
@@ -265,7 +286,16 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
             counters,
             sums,
         ),
-        (*product.sizes, product.strides[2][0], *tiles, parts, *input_strides, *product.no_numbers),
+        (
+            *product.sizes,
+            product.strides[2][0],
+            None if has_descriptor or count == 1 else steps[0],
+            None if input_strides[1] is None or count == 1 else steps[3],
+            *tiles,
+            parts,
+            *input_strides,
+            *product.no_numbers,
+        ),
         (
             along_m,
             not along_k,

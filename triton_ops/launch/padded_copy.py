@@ -28,7 +28,7 @@ class Matrix:
     """A or B as a descriptor reads it: where it lies, or a copy.
 
     Attributes:
-        source: a matrix whose rows are lines of the copy.
+        source: a matrix, or a batch of matrices, whose rows are lines of the copy.
         part: where in scratch the copy lies; None: there is no copy.
     """
 
@@ -43,29 +43,54 @@ class Matrix:
     @property
     def units(self) -> int:
         """Such multiples in a line of the copy."""
-        return -(-self.source.shape[1] // self.unit)
+        return -(-self.source.shape[-1] // self.unit)
+
+    @property
+    def rows(self) -> Operand | None:
+        """The rows of all matrices of a batch, as those of one; None where no step fits them."""
+        if self.source.dim() == 2:
+            return self.source
+        (count, rows, columns), (step, row, column) = self.source.shape, self.source.strides
+        if rows > 1 and step != rows * row:
+            return None
+        strides = step if rows == 1 else row, column
+        return dataclasses.replace(self.source, shape=(count * rows, columns), strides=strides)
 
     def copied(self, before: Part | None) -> Matrix:
         """The same with a copy, which lies behind another part of scratch."""
-        elements = math.prod((self.source.shape[0], self.units, self.unit))
+        elements = math.prod((*self.source.shape[:-1], self.units, self.unit))
         return Matrix(self.source, Part(self.source.dtype, elements).after(before))
+
+    @property
+    def fits(self) -> bool:
+        """Whether a descriptor takes the matrix itself."""
+        return Descriptor.fits(self.source, in_batch(self.source, SMALLEST))
 
     def descriptor(self, block: tuple[int, int]) -> Descriptor:
         """The descriptor of the matrix, or of its copy."""
+        shape = in_batch(self.source, block)
         if self.part is None:
-            return Descriptor(self.source, block)
-        strides = self.units * self.unit, 1
+            return Descriptor(self.source, shape)
+        line = self.units * self.unit
+        strides = (self.source.shape[-2] * line, line, 1)[-self.source.dim() :]
         return Descriptor(
-            dataclasses.replace(self.source, strides=strides, address=0), block, part=self.part
+            dataclasses.replace(self.source, strides=strides, address=0), shape, part=self.part
         )
 
 
+def in_batch(matrices: Operand, block: tuple[int, int]) -> tuple[int, ...]:
+    """A block of a matrix, as a block of these matrices."""
+    return (*(1,) * (matrices.dim() - 2), *block)
+
+
 def readable(product: Product, a: Operand, b: Operand) -> tuple[Matrix, Matrix] | None:
-    """A and B, as matrices, with copies of those that a descriptor does not take; None where the
-    copies do not pay.
+    """A and B, as matrices, with copies of those that a descriptor does not take; None where there
+    are no such copies, or they do not pay.
     """
     matrices = [Matrix(operand) for operand in (a, b)]
-    matrices = [m if Descriptor.fits(m.source, SMALLEST) else m.copied(None) for m in matrices]
+    if not all(m.fits or m.rows for m in matrices):
+        return None
+    matrices = [m if m.fits else m.copied(None) for m in matrices]
     bytes = sum(m.part.end for m in matrices if m.part is not None)
     if bytes and not _is_worth(product, bytes):
         return None

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from diglot.triton_ops.lib.mma.dot import dot
+from diglot.triton_ops.lib.products.batches import load_of, matrix_of
 from diglot.triton_ops.lib.products.epilogue import finish
 from diglot.triton_ops.lib.products.schedule import part_of, tile_of
 from diglot.triton_ops.lib.products.split import add_parts, leave_part
@@ -20,7 +21,7 @@ from diglot.triton_ops.lib.products.split import add_parts, leave_part
 
 @triton.jit
 def multiply_by_descriptors(
-    a, b, around, outputs, counters, scratch, sizes, row_stride, tiles, parts, numbers,
+    a, b, around, outputs, counters, scratch, sizes, row_stride, steps, tiles, parts, numbers,
     ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
     ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, GROUP: tl.constexpr,
     IS_EXCHANGED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
@@ -28,12 +29,14 @@ def multiply_by_descriptors(
     """C = A B, and what follows it: `around`, `numbers` and the constants are those of `finish`.
 
     Args:
-        a, b: descriptors of matrices whose rows are contiguous: A, or its transpose where ALONG_M;
-            B, or its transpose where not ALONG_N.
+        a, b: descriptors of matrices whose rows are contiguous, or of a batch of them: A, or its
+            transpose where ALONG_M; B, or its transpose where not ALONG_N.
         outputs: two descriptors; without HAS_DESCRIPTOR pointers to rows that begin every
             `row_stride`. The first may be None.
         counters, scratch: of `leave_part`; None where K is not split.
         sizes: M, N, K.
+        steps: from a matrix of the batch to the next, of pointers to outputs and to the input; None
+            where there is one, or a descriptor.
         tiles: rows and columns of tiles, and how many there are in all.
         parts: of each tile's K.
         IS_EXCHANGED: whether products are those of the transposes.
@@ -55,24 +58,33 @@ def multiply_by_descriptors(
             begin, until = first * BK, end * BK
         else:
             number, begin, until = index, 0, k
-        tile_row, tile_column, _ = tile_of(number, rows, columns, GROUP)
+        tile_row, tile_column, batch = tile_of(number, rows, columns, GROUP)
         row, column = tile_row * BM, tile_column * BN
         sums = tl.zeros((BN, BM) if IS_EXCHANGED else (BM, BN), tl.float32)
         for start in range(begin, until, BK):
-            tile_a = a.load([start, row]).T if ALONG_M else a.load([row, start])
-            tile_b = b.load([start, column]) if ALONG_N else b.load([column, start]).T
+            if ALONG_M:
+                tile_a = load_of(a, batch, start, row).T
+            else:
+                tile_a = load_of(a, batch, row, start)
+            if ALONG_N:
+                tile_b = load_of(b, batch, start, column)
+            else:
+                tile_b = load_of(b, batch, column, start).T
             if IS_EXCHANGED:
                 sums = dot(tile_b.T, tile_a.T, sums)
             else:
                 sums = dot(tile_a, tile_b, sums)
+        to = matrix_of(outputs[0], batch, steps[0]), matrix_of(outputs[1], batch, steps[0])
+        bias, bias_stride, input, input_row, input_column = around
+        beside = bias, bias_stride, matrix_of(input, batch, steps[1]), input_row, input_column
         if not IS_SPLIT:
             finish(
-                sums, row, column, (m, n), (row_stride, 1), around, numbers, outputs,
+                sums, batch, row, column, (m, n), (row_stride, 1), beside, numbers, to,
                 ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR, IS_EXCHANGED, PIECES,
             )  # fmt: skip
         elif leave_part(sums, counters, scratch, number, part, parts):
             sums = add_parts(sums, scratch, number, parts)
             finish(
-                sums, row, column, (m, n), (row_stride, 1), around, numbers, outputs,
+                sums, batch, row, column, (m, n), (row_stride, 1), beside, numbers, to,
                 ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR, IS_EXCHANGED, PIECES,
             )  # fmt: skip

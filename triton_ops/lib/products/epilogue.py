@@ -8,12 +8,13 @@ import triton.language as tl
 
 from diglot.triton_ops.lib.math import fma
 from diglot.triton_ops.lib.products.activations import activate, activation_gradient
+from diglot.triton_ops.lib.products.batches import load_of, store_of
 from diglot.triton_ops.lib.types import convert, number
 
 
 @triton.jit
 def finish(
-    sums, row, column, sizes, strides, around, numbers, outputs,
+    sums, batch, row, column, sizes, strides, around, numbers, outputs,
     ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
     IS_EXCHANGED: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
@@ -23,6 +24,7 @@ def finish(
 
     Args:
         sums: of the tile, which begins at `row` and `column`; of its transpose with IS_EXCHANGED.
+        batch: number of the matrix, where descriptors have those of a batch.
         sizes: rows and columns of C.
         strides: of a row and of a column of C.
         around: the bias, a pointer or None, and its stride; the input, likewise, and its two.
@@ -38,19 +40,19 @@ def finish(
         at = piece * part.shape[1]
         if IS_EXCHANGED:
             finish_piece(
-                part.T, row + at, column, sizes, strides, around, numbers, outputs,
+                part.T, batch, row + at, column, sizes, strides, around, numbers, outputs,
                 ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR,
             )  # fmt: skip
         else:
             finish_piece(
-                part, row, column + at, sizes, strides, around, numbers, outputs,
+                part, batch, row, column + at, sizes, strides, around, numbers, outputs,
                 ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR,
             )  # fmt: skip
 
 
 @triton.jit
 def finish_piece(
-    part, row, column, sizes, strides, around, numbers, outputs,
+    part, batch, row, column, sizes, strides, around, numbers, outputs,
     ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
 ):  # fmt: skip
     """The same of a piece, which begins at `row` and `column`."""
@@ -64,7 +66,8 @@ def finish_piece(
     if bias is not None:
         part = add_bias(part, column, sizes[1], bias, bias_stride)
     if input is not None:
-        beside = load_input(input, row, column, sizes, (input_row, input_column), SHAPE)
+        strides_of_input = input_row, input_column
+        beside = load_input(input, batch, row, column, sizes, strides_of_input, SHAPE)
         beside = convert(beside, COMPUTE)
         if IS_SLOPE:
             part = activation_gradient(part, beside, ACTIVATION, DTYPE)
@@ -74,17 +77,17 @@ def finish_piece(
         else:
             part += beside
     if before is not None:
-        store(before, part, row, column, sizes, strides, HAS_DESCRIPTOR)
+        store(before, part, row, column, sizes, strides, HAS_DESCRIPTOR, batch)
     if ACTIVATION != "none" and not IS_SLOPE:
         part = activate(part, ACTIVATION, DTYPE)
-    store(c, part, row, column, sizes, strides, HAS_DESCRIPTOR)
+    store(c, part, row, column, sizes, strides, HAS_DESCRIPTOR, batch)
 
 
 @triton.jit
-def load_input(input, row, column, sizes, strides, SHAPE: tl.constexpr):
+def load_input(input, batch, row, column, sizes, strides, SHAPE: tl.constexpr):
     """The elements beside a part of a tile, which begins at `row` and `column`."""
     if strides[1] is None:
-        result = input.load([row, column])
+        result = load_of(input, batch, row, column)
     else:
         columns = column + tl.arange(0, SHAPE[1]).to(tl.int64)
         place = input + columns[None, :] * strides[1]
@@ -99,10 +102,10 @@ def load_input(input, row, column, sizes, strides, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def store(c, values, row, column, sizes, strides, HAS_DESCRIPTOR: tl.constexpr):
+def store(c, values, row, column, sizes, strides, HAS_DESCRIPTOR: tl.constexpr, batch=0):
     """Rounds and stores the values that lie in C. They begin at `row` and `column`."""
     if HAS_DESCRIPTOR:
-        c.store([row, column], convert(values, c.dtype))
+        store_of(c, batch, row, column, convert(values, c.dtype))
     else:
         rows = row + tl.arange(0, values.shape[0]).to(tl.int64)
         columns = column + tl.arange(0, values.shape[1]).to(tl.int64)
