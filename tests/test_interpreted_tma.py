@@ -78,6 +78,7 @@ def test_right_kernels(run, kernel, seed):
 PLANTED = {
     "bytes_of_two_tiles": ["Mbarrier::wait()", "expected 2048 bytes, got 1024"],
     "negative_store": ["coordinate 0 is -4: only a load may begin at a negative one"],
+    "odd_column": ["coordinate 0 is 2, of elements of 4 bytes", "a multiple of 16 bytes"],
     "wrong_rank": ["3 coordinates are given, and the tensor map has 2 dimensions"],
     "no_map": ["what is given as a tensor map is none"],
     "store_to_input": ["a bulk store of 1024 bytes", "of a tensor that may only be read are"],

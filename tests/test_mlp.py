@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import BACKENDS, FLOATING, KERNELS
+from backends import BACKENDS, DEVICE, FLOATING, KERNELS
 from product_cases import assert_derivatives, normal
 
 import diglot

@@ -38,12 +38,12 @@ def library(tmp_path_factory):
     return found
 
 
-def in_cuda(library, ends, size, tile, rows, columns, height, step=1):
+def in_cuda(library, ends, size, tile, rows, columns, height, step=1, align=1):
     """Row, column, group, begin and end of each tile."""
     offsets, out = torch.tensor(ends, dtype=torch.int32), torch.empty(MOST, 5, dtype=torch.int64)
     count = library.tiles_of_groups(
         ctypes.c_void_p(offsets.data_ptr()), len(ends), ctypes.c_int64(size), tile, rows, columns,
-        height, step, ctypes.c_void_p(out.data_ptr()),
+        height, align, step, ctypes.c_void_p(out.data_ptr()),
     )  # fmt: skip
     assert count >= 0
     return out[:count].tolist()
@@ -104,12 +104,13 @@ def ranges(ends, size, has_rest):
     return list(itertools.pairwise(bounds))
 
 
-def tiles(ends, size, tile, rows, columns):
+def tiles(ends, size, tile, rows, columns, align=1):
     """All tiles, in any order."""
     return {
         (row, column, group, begin, end)
         for group, (begin, end) in enumerate(ranges(ends, size, has_rest=tile > 0))
-        for row in range(-(-(end - begin) // tile) if tile else rows)
+        for row in range(-(-(end - begin // align * align) // tile) if tile else rows)
+        if tile == 0 or begin < end
         for column in range(columns)
     }
 
@@ -119,10 +120,10 @@ OFFSETS = st.lists(st.integers(-3, 60), max_size=6)
 
 
 @given(OFFSETS, st.integers(0, 50), st.sampled_from([0, 1, 4, 16]), st.integers(1, 3),
-       st.integers(1, 3), st.integers(1, 4), st.integers(1, 5))  # fmt: skip
-def test_every_tile_once(library, ends, size, tile, rows, columns, height, step):
-    found = in_cuda(library, ends, size, tile, rows, columns, height, step)
-    expected = tiles(ends, size, tile, rows, columns)
+       st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), st.sampled_from([1, 2, 8]))  # fmt: skip
+def test_every_tile_once(library, ends, size, tile, rows, columns, height, step, align):
+    found = in_cuda(library, ends, size, tile, rows, columns, height, step, align)
+    expected = tiles(ends, size, tile, rows, columns, align)
     assert len(found) == len(expected) and set(map(tuple, found)) == expected
     assert [f[2] for f in found] == sorted(f[2] for f in found)  # group by group
 

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::uint32_t kChunk = 16;       // what a swizzle moves as a whole
 constexpr std::uint32_t kAlignment = 128;  // of a box in shared memory
+constexpr std::int64_t kUnit = 16;         // bytes: of the innermost coordinate
 
 // What the 128 bytes of a map hold.
 struct Encoded {
@@ -100,7 +101,13 @@ std::string fault_of_box(const TensorDescription& tensor, const Coordinates& beg
     return "the " + side + " is at shared address " + text(shared) + ", no multiple of " +
            text(8 * span) + ", after which a " + text(span) + "-byte swizzle repeats";
   }
-  const std::uint32_t width = tensor.box[0] * facts_of(tensor.type).bytes;
+  const std::uint32_t element = facts_of(tensor.type).bytes;
+  if (begin.at[0] * static_cast<std::int64_t>(element) % kUnit != 0) {
+    return "coordinate 0 is " + std::to_string(begin.at[0]) + ", of elements of " + text(element) +
+           " bytes: the innermost must be a multiple of 16 bytes, or a GPU stops at an illegal "
+           "instruction";
+  }
+  const std::uint32_t width = tensor.box[0] * element;
   if (width < span) {
     return "the box is " + text(width) +
            " bytes wide in the innermost dimension, and its swizzle " + text(span) +

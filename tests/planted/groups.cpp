@@ -2,12 +2,10 @@
 // group, and the group's range. Returns how many there are.
 #include "diglot/products/groups.cuh"
 
-extern "C" __attribute__((visibility("default"))) int64_t tiles_of_groups(const int32_t* offsets,
-                                                                          int groups, int64_t size,
-                                                                          int tile, int rows,
-                                                                          int columns, int height,
-                                                                          int step, int64_t* out) {
-  const diglot::GroupSchedule schedule{groups, size, tile, rows, columns, height};
+extern "C" __attribute__((visibility("default"))) int64_t
+tiles_of_groups(const int32_t* offsets, int groups, int64_t size, int tile, int rows, int columns,
+                int height, int align, int step, int64_t* out) {
+  const diglot::GroupSchedule schedule{groups, size, tile, rows, columns, height, align};
   int64_t count = 0;
   // As `step` blocks do, each from its own first tile on.
   for (int block = 0; block < step; ++block) {

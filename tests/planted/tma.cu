@@ -21,6 +21,7 @@ enum class Fault {
   kMisaligned,
   kEndsEarly,
   kNegative,
+  kOddColumn,
   kRank,
   kReadOnly,
   kOutOfShared,
@@ -62,7 +63,10 @@ __global__ void add_number(const __grid_constant__ TensorMap in,
   __syncthreads();
   if (i == 0) {
     tma_store(kFault == Fault::kReadOnly ? in : out, tile,
-              {kFault == Fault::kNegative ? -4 : 0, row});
+              {kFault == Fault::kNegative    ? -4
+               : kFault == Fault::kOddColumn ? 2
+                                             : 0,
+               row});
     commit_bulk_group();
     if (kFault != Fault::kEndsEarly) wait_bulk_groups_read<0>();
   }
@@ -317,6 +321,7 @@ const std::vector<Entry> kernels = {
     {"misaligned_stage", start_add<Fault::kMisaligned>},
     {"ends_before_its_store", start_add<Fault::kEndsEarly>},
     {"negative_store", start_add<Fault::kNegative>},
+    {"odd_column", start_add<Fault::kOddColumn>},
     {"wrong_rank", start_add<Fault::kRank>},
     {"no_map", start_without_map},
     {"store_to_input", start_add<Fault::kReadOnly>},

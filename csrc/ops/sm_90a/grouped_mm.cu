@@ -75,9 +75,14 @@ void plan_wgmma(Planner& planner, const GroupedProduct& product, const Operands&
   using Shape = WgmmaShape<T, kColumns>;
   const auto height = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
   const TmaMatrix& c = operands.c ? *operands.c : operands.a;  // not used, but a map all the same
+  // Whether a contiguous dimension of a matrix is divided, at which TMA takes no odd places.
+  const bool is_inner = product.divides_k
+                            ? operands.major_a == Major::kK || operands.major_b == Major::kK
+                            : operands.major_a == Major::kMn;
   const GroupedWgmma given{operands.major_a,
                            operands.major_b,
-                           product.schedule(Shape::kRows, kColumns, height),
+                           product.schedule(Shape::kRows, kColumns, height,
+                                            is_inner ? kTmaUnit / static_cast<int>(sizeof(T)) : 1),
                            product.divides_k,
                            static_cast<int>(product.k),
                            operands.b.steps().step[0],

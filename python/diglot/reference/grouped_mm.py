@@ -29,6 +29,9 @@ def grouped_mm_forward(
     divided = [(input, -1), (other, -2)] if other.dim() == 2 else [(input, -2)]
     is_apart = all(matrix.stride(dim) != 1 for matrix, dim in divided)
     if input.is_cuda and is_apart and _takes(input) and _takes(other):
+        # It stops the GPU at offsets that are not sorted, or run past the end.
+        size = input.shape[1] if other.dim() == 2 else len(input)
+        offs = offs.clamp(0, size).cummax(0).values.to(torch.int32)
         out.copy_(torch._grouped_mm(input, other, offs=offs))
         if other.dim() == 3:  # what PyTorch leaves as it was
             rows = torch.arange(len(out), device=out.device)[:, None]

@@ -49,14 +49,18 @@ struct GroupedProduct {
       return result;
     };
   }
-  // Of tiles of this size.
-  GroupSchedule schedule(int tile_rows, int tile_columns, int height) const {
+  // Of tiles of this size, whose ranges begin at multiples of `align`.
+  GroupSchedule schedule(int tile_rows, int tile_columns, int height, int align = 1) const {
     const auto tiles = [](int64_t size, int tile) {
       return static_cast<int>((size + tile - 1) / tile);
     };
-    return {static_cast<int>(groups),  divides_k ? k : m,
-            divides_k ? 0 : tile_rows, divides_k ? tiles(m, tile_rows) : 0,
-            tiles(n, tile_columns),    height};
+    return {static_cast<int>(groups),
+            divides_k ? k : m,
+            divides_k ? 0 : tile_rows,
+            divides_k ? tiles(m, tile_rows) : 0,
+            tiles(n, tile_columns),
+            height,
+            align};
   }
 
  private:

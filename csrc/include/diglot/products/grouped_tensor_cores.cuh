@@ -3,8 +3,9 @@
 // products; here blocks walk the tiles of all groups.
 //
 // One tensor map serves all groups of rows: a tile may load rows of the next group, but it does not
-// store them. Groups of K end anywhere in a stage. The consumers then overwrite what follows by
-// zeros, in shared memory, so that infinite elements there reach no sum either.
+// store them. Groups of K end anywhere in a stage, and may begin behind its first elements. The
+// consumers then overwrite what does not belong to the group by zeros, in shared memory, so that
+// infinite elements there reach no sum either.
 #pragma once
 
 #include "diglot/products/groups.cuh"
@@ -25,31 +26,37 @@ struct GroupedWgmma {
   // A tile of A B.
   struct Place {
     int row, column;  // where it begins
-    int end;          // of the group's rows
+    int begin, end;   // of the group's rows
     int depth, k;     // the range of K: where it begins, and its size
+    int before;       // elements of it that are not the group's
     int matrix_b, matrix_c;
   };
   DIGLOT_DEVICE Place place(const Group& group, int64_t index, int m, int tile_rows,
                             int tile_columns) const {
     const Tile tile = schedule.tile_of(group, index);
     const int row = tile.row * tile_rows, column = tile.column * tile_columns;
-    const int begin = static_cast<int>(group.begin), size = static_cast<int>(group.size());
-    if (divides_k) return {row, column, m, begin, size, 0, group.number};
+    const int begin = static_cast<int>(group.begin), end = static_cast<int>(group.end);
+    const int first = static_cast<int>(schedule.first_of(group));
+    if (divides_k) {
+      const int size = begin == end ? 0 : end - first;
+      return {row, column, 0, m, first, size, begin - first, 0, group.number};
+    }
     // The rows past the last group are zeros.
     const bool has_matrix = group.number < schedule.groups;
-    return {begin + row, column, begin + size, 0, has_matrix ? k : 0, group.number * b_step, 0};
+    return {first + row, column, begin, end, 0, has_matrix ? k : 0, 0, group.number * b_step, 0};
   }
 };
 
-// Overwrites what lies beyond `left` elements of K in a stage by zeros, for both consumers: each
-// does its rows of A, and half of the columns of B.
+// Overwrites the elements of K in a stage before `begin` and from `end` on by zeros, for both
+// consumers: each does its rows of A, and half of the columns of B.
 template <typename T, typename Shape, typename TileA, typename TileB>
-DIGLOT_DEVICE void zero_tail(char* a, char* b, int consumer, int left) {
+DIGLOT_DEVICE void zero_outside(char* a, char* b, int consumer, int begin, int end) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+  const int outside = Shape::kDepth - (end - begin);
   const auto zero = [&](char* tile, auto offset_of, int first, int count) {
-    for (int i = thread; i < count * (Shape::kDepth - left); i += kWarpgroupThreads) {
-      *reinterpret_cast<T*>(tile + offset_of(first + i % count, left + i / count)) =
-          convert<T>(0.0f);
+    for (int i = thread; i < count * outside; i += kWarpgroupThreads) {
+      const int depth = i / count < begin ? i / count : i / count + end - begin;
+      *reinterpret_cast<T*>(tile + offset_of(first + i % count, depth)) = convert<T>(0.0f);
     }
   };
   zero(a, TileA::offset, consumer * Shape::kConsumerRows, Shape::kConsumerRows);
@@ -96,18 +103,24 @@ DIGLOT_DEVICE void consume_groups(typename Shape::Shared& shared, Mbarrier* full
     multiply_stages<T, Shape>(sums, ring, shared, full, empty, first_row, product.major_a,
                               product.major_b, steps,
                               [&](auto tile_a, auto tile_b, int stage, int step) {
-                                if (step + 1 < steps || left == Shape::kDepth) return;
-                                zero_tail<T, Shape, decltype(tile_a), decltype(tile_b)>(
-                                    shared.a[stage], shared.b[stage], consumer, left);
+                                const int before = step == 0 ? place.before : 0;
+                                const int last = step + 1 == steps ? left : Shape::kDepth;
+                                if (before == 0 && last == Shape::kDepth) return;
+                                zero_outside<T, Shape, decltype(tile_a), decltype(tile_b)>(
+                                    shared.a[stage], shared.b[stage], consumer, before, last);
                               });
     const int row = place.row + first_row;
-    const bool is_whole = row + Shape::kConsumerRows <= place.end || place.end == m;
+    const bool is_whole =
+        row >= place.begin && (row + Shape::kConsumerRows <= place.end || place.end == m);
     if (product.is_stored_by_tma && is_whole) {
       store_by_tma<T, Shape>(sums, shared.c[consumer], map_c, 1 + consumer, row, place.column,
                              BatchPlace{place.matrix_c, 0});
     } else {
       epilogue.moved(place.matrix_c * product.c_step, 0).store(false, [&](auto visit) {
-        for_each_sum<false>(sums, row, place.column, place.end, n, visit);
+        for_each_sum<false>(sums, row, place.column, place.end, n,
+                            [&](float& sum, int line, int at) {
+                              if (line >= place.begin) visit(sum, line, at);
+                            });
       });
     }
   }

@@ -27,6 +27,14 @@ struct GroupSchedule {
   int rows;     // of tiles, where groups divide K: then each group has all of them
   int columns;  // of tiles
   int height;   // rows of tiles that make a group of `TileSchedule`
+  // A range begins at a multiple of it, before its group where that begins elsewhere: TMA loads
+  // boxes at multiples of 16 bytes of contiguous elements.
+  int align = 1;
+
+  // Where a group's range begins.
+  DIGLOT_HOST_DEVICE int64_t first_of(const Group& group) const {
+    return group.begin / align * align;
+  }
 
   // Moves `group` on to the group of tile `index`. False if there is no such tile. Blocks ask for
   // ascending tiles, so they read each offset once.
@@ -52,13 +60,17 @@ struct GroupSchedule {
 
   // No offsets make more tiles.
   DIGLOT_HOST_DEVICE int64_t most() const {
-    const int64_t many = tile == 0 ? int64_t{groups} * rows : size / tile + groups + 1;
+    const int more = align == 1 ? 1 : 2;  // tiles of a group, where others would have none
+    const int64_t many =
+        tile == 0 ? int64_t{groups} * rows : size / tile + int64_t{groups + 1} * more;
     return many * columns;
   }
 
  private:
   DIGLOT_HOST_DEVICE int rows_of(const Group& group) const {
-    return tile == 0 ? rows : static_cast<int>((group.size() + tile - 1) / tile);
+    if (tile == 0) return rows;
+    return group.size() == 0 ? 0
+                             : static_cast<int>((group.end - first_of(group) + tile - 1) / tile);
   }
 };
 
