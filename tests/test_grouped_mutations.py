@@ -44,9 +44,8 @@ FAULTS = {
     "the last group's matrix for all": Fault(
         "group.number * b_step", "(schedule.groups - 1) * b_step"
     ),
-    "the tail of K stays": Fault(
-        "if (step + 1 < steps || left == Shape::kDepth) return;", "return;"
-    ),
+    "the tail of K stays": Fault("step + 1 == steps ? left : Shape::kDepth", "Shape::kDepth"),
+    "what is before the group in K stays": Fault("step == 0 ? place.before : 0", "0"),
     "the tail of B stays": Fault(
         "  zero(b, TileB::offset, consumer * (Shape::kColumns / 2), Shape::kColumns / 2);\n", ""
     ),
@@ -57,7 +56,7 @@ FAULTS = {
         "  named_barrier_sync(1 + Shape::kConsumers, Shape::kConsumers * kWarpgroupThreads);\n", ""
     ),
     "K from the start": Fault(
-        "return {row, column, m, begin, size", "return {row, column, m, 0, size"
+        "return {row, column, 0, m, first, size", "return {row, column, 0, m, 0, size"
     ),
 }
 
@@ -75,11 +74,13 @@ def test_a_fault_is_found(name, tmp_path):
     for kind, first, second in (
         ("rows", a, integers(len(ENDS), DEPTH, COLUMNS)),
         ("K", a.mT, integers(ROWS, COLUMNS)),
+        ("contiguous K", a.mT.contiguous(), integers(ROWS, COLUMNS)),
     ):
-        if kind == "K":  # what is zeroed must not be multiplied by zero
+        if kind != "rows":  # what is zeroed must not be multiplied by zero
             second[75:150] = torch.inf
         expected = grouped_mm_oracle(first, second, offsets).bfloat16()
-        bits = [t.flatten().view(torch.float32) for t in (a, second)]
+        held = first if kind == "contiguous K" else a
+        bits = [t.flatten().view(torch.float32) for t in (held, second)]
         values = torch.cat([*bits, offsets.view(torch.float32)])
         for seed in SEEDS:
             message, out = run(

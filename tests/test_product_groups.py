@@ -120,7 +120,8 @@ OFFSETS = st.lists(st.integers(-3, 60), max_size=6)
 
 
 @given(OFFSETS, st.integers(0, 50), st.sampled_from([0, 1, 4, 16]), st.integers(1, 3),
-       st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), st.sampled_from([1, 2, 8]))  # fmt: skip
+       st.integers(1, 3), st.integers(1, 4), st.integers(1, 5),
+       st.sampled_from([1, 2, 8]))  # fmt: skip
 def test_every_tile_once(library, ends, size, tile, rows, columns, height, step, align):
     found = in_cuda(library, ends, size, tile, rows, columns, height, step, align)
     expected = tiles(ends, size, tile, rows, columns, align)

@@ -33,18 +33,20 @@ TensorMap map_of(const void* matrices, int count, int rows, int columns, uint32_
 constexpr int kGroups = 5, kRows = 200, kColumns = 72, kDepth = 136, kTiles = 2;
 
 // Rows are divided: A (kRows, kDepth) by rows, B (kGroups, kDepth, kColumns). Or K is, of the size
-// kRows: A (kRows, kDepth) holds the transpose, and B (kRows, kColumns).
-template <bool kDividesK>
+// kRows: A (kRows, kDepth) holds the transpose, or A (kDepth, kRows) itself if kIsAlongK, and B
+// (kRows, kColumns).
+template <bool kDividesK, bool kIsAlongK = !kDividesK>
 constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   const int m = kDividesK ? kDepth : kRows, matrices = kDividesK ? 1 : kGroups;
   const int rows_b = kDividesK ? kRows : kDepth;
   const auto* const a = reinterpret_cast<const bfloat16*>(in);
   const bfloat16* const b = a + kRows * kDepth;
   const auto* const offsets = reinterpret_cast<const int32_t*>(b + matrices * rows_b * kColumns);
-  const Epilogue<bfloat16> epilogue{
-      m, kColumns, nullptr, 0, reinterpret_cast<bfloat16*>(out), {kColumns, 1}};
-  const GroupSchedule schedule{kGroups, kRows, kDividesK ? 0 : Shape::kRows, kTiles, 2, 2};
-  const GroupedWgmma product{kDividesK ? Major::kMn : Major::kK,
+  Epilogue<bfloat16> epilogue{m, kColumns, 1, 1};
+  epilogue.c = reinterpret_cast<bfloat16*>(out), epilogue.strides = {kColumns, 1};
+  constexpr int kAlign = kDividesK && kIsAlongK ? 8 : 1;
+  const GroupSchedule schedule{kGroups, kRows, kDividesK ? 0 : Shape::kRows, kTiles, 2, 2, kAlign};
+  const GroupedWgmma product{kIsAlongK ? Major::kK : Major::kMn,
                              Major::kMn,
                              schedule,
                              kDividesK,
@@ -54,18 +56,20 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
                              kDividesK ? m * kColumns : 0};
   Launch how{3, Shape::kThreads};
   how.shared_bytes = sizeof(Shape::Shared);
-  launch<multiply>(
-      how, nullptr,
-      map_of(a, 1, kRows, kDepth, 64, kDividesK ? Shape::kDepth : Shape::kRows, Swizzle::k128),
-      map_of(b, matrices, rows_b, kColumns, 64, Shape::kDepth, Swizzle::k128),
-      map_of(out, kDividesK ? kGroups : 1, m, kColumns, Shape::kPanel, Shape::kConsumerRows,
-             Swizzle::k64),
-      offsets, epilogue, product);
+  const bool is_transposed = kDividesK && kIsAlongK;
+  launch<multiply>(how, nullptr,
+                   map_of(a, 1, is_transposed ? kDepth : kRows, is_transposed ? kRows : kDepth, 64,
+                          kIsAlongK ? Shape::kRows : Shape::kDepth, Swizzle::k128),
+                   map_of(b, matrices, rows_b, kColumns, 64, Shape::kDepth, Swizzle::k128),
+                   map_of(out, kDividesK ? kGroups : 1, m, kColumns, Shape::kPanel,
+                          Shape::kConsumerRows, Swizzle::k64),
+                   offsets, epilogue, product);
 };
 
 const std::vector<Entry> kernels = {
     {"rows", start_product<false>},
     {"K", start_product<true>},
+    {"contiguous K", start_product<true, true>},
 };
 
 }  // namespace planted
