@@ -7,7 +7,7 @@ import triton.language as tl
 
 from diglot.backends.plans import Plan
 from diglot.triton_ops.launch.launch import launcher
-from diglot.triton_ops.launch.plan import NOTHING, Launch, Operand
+from diglot.triton_ops.launch.plan import ACCESS_BYTES, NOTHING, Launch, Operand
 from diglot.triton_ops.lib.moe.activation import map_activation, map_activation_gradient
 from diglot.triton_ops.lib.moe.rows import sum_rows
 
@@ -18,27 +18,38 @@ WARPS = 4
 @triton.jit
 def moe_rows_kernel(
     input, places, weights, out, sources, columns, terms, spread, row_stride, column_stride,
-    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     sum_rows(
         input, places, weights, out, sources, columns, terms, spread, row_stride, column_stride,
-        BLOCK,
+        VECTOR, BLOCK,
     )  # fmt: skip
 
 
 @triton.jit
 def moe_activation_kernel(
-    input, out, rows, columns, ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr
-):
-    map_activation(input, out, rows, columns, ACTIVATION, GATED, BLOCK)
+    input, out, rows, columns, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    VECTOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    map_activation(input, out, rows, columns, ACTIVATION, GATED, VECTOR, BLOCK)
 
 
 @triton.jit
 def moe_activation_gradient_kernel(
     grad, input, out, rows, columns, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    map_activation_gradient(grad, input, out, rows, columns, ACTIVATION, GATED, BLOCK)
+    map_activation_gradient(grad, input, out, rows, columns, ACTIVATION, GATED, VECTOR, BLOCK)
+
+
+def _vector(columns: int, *operands: Operand) -> int:
+    """The elements of 16-byte accesses along rows; 1 where these begin or end within one."""
+    elements = ACCESS_BYTES // operands[0].element_size()
+    is_aligned = all(
+        each.is_aligned and each.strides[1] == 1 and each.strides[0] % elements == 0
+        for each in operands
+    )
+    return elements if is_aligned and columns % elements == 0 else 1
 
 
 @launcher
@@ -55,7 +66,7 @@ def moe_rows(
         (rows, triton.cdiv(columns, BLOCK)),
         (input, places, weights, out),
         (input.shape[0], columns, places.shape[1], spread, *strides),
-        (BLOCK,),
+        (_vector(columns, input, out), BLOCK),
         WARPS,
     )
     return Plan("rows", (launch,), None)
@@ -88,7 +99,7 @@ def _plan_activation(
         (triton.cdiv(like.numel(), BLOCK),),
         operands,
         like.shape,
-        (activation, gated, BLOCK),
+        (activation, gated, _vector(like.shape[1], *operands), BLOCK),
         WARPS,
     )
     return Plan(f"blocks of {BLOCK}", (launch,), None)

@@ -35,43 +35,64 @@ def activation_gradient(grad, x, ACTIVATION: tl.constexpr, T: tl.constexpr):
 
 
 @triton.jit
-def map_activation(input, out, rows, columns, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-                   BLOCK: tl.constexpr):  # fmt: skip
+def map_activation(
+    input, out, rows, columns, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    VECTOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """out = activation(input), or activation(first half of a row) * second half."""
     T: tl.constexpr = out.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(T)
-    row, column, inside, pitch = _find_elements(rows, columns, GATED, BLOCK)
-    source = input + row * pitch + column
-    value = activate(tl.load(source, inside, 0.0).to(COMPUTE), ACTIVATION, T)
+    source, target, inside = _find_accesses(rows, columns, GATED, VECTOR, BLOCK)
+    x = tl.load(accesses(input, source, VECTOR), inside, 0.0).to(COMPUTE)
+    value = activate(x, ACTIVATION, T)
     if GATED:
-        value = value * tl.load(source + columns, inside, 0.0).to(COMPUTE)
-    tl.store(out + row * columns + column, convert(value, T), inside)
+        up = tl.load(accesses(input, source + columns, VECTOR), inside, 0.0)
+        value = value * up.to(COMPUTE)
+    tl.store(accesses(out, target, VECTOR), convert(value, T), inside)
 
 
 @triton.jit
 def map_activation_gradient(
     grad, input, out, rows, columns, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The gradients of both halves."""
     T: tl.constexpr = out.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(T)
-    row, column, inside, pitch = _find_elements(rows, columns, GATED, BLOCK)
-    place = row * pitch + column
-    dy = tl.load(grad + row * columns + column, inside, 0.0).to(COMPUTE)
-    x = tl.load(input + place, inside, 0.0).to(COMPUTE)
+    place, target, inside = _find_accesses(rows, columns, GATED, VECTOR, BLOCK)
+    dy = tl.load(accesses(grad, target, VECTOR), inside, 0.0).to(COMPUTE)
+    x = tl.load(accesses(input, place, VECTOR), inside, 0.0).to(COMPUTE)
     if GATED:
         of_up = dy * activate(x, ACTIVATION, T)
-        dy = dy * tl.load(input + place + columns, inside, 0.0).to(COMPUTE)
-        tl.store(out + place + columns, convert(of_up, T), inside)
-    tl.store(out + place, convert(activation_gradient(dy, x, ACTIVATION, T), T), inside)
+        up = tl.load(accesses(input, place + columns, VECTOR), inside, 0.0)
+        dy = dy * up.to(COMPUTE)
+        tl.store(accesses(out, place + columns, VECTOR), convert(of_up, T), inside)
+    of_x = activation_gradient(dy, x, ACTIVATION, T)
+    tl.store(accesses(out, place, VECTOR), convert(of_x, T), inside)
 
 
 @triton.jit
-def _find_elements(rows, columns, GATED: tl.constexpr, BLOCK: tl.constexpr):
-    """Row and column of each of the program's elements, which of them exist, and the elements from
-    a row of the input to the next.
+def accesses(pointer, place, VECTOR: tl.constexpr):
+    """Addresses that the compiler may join to accesses of VECTOR elements along a row."""
+    address = pointer + place
+    if VECTOR > 1:
+        address = tl.max_contiguous(tl.multiple_of(address, (1, 16)), (1, VECTOR))
+    return address
+
+
+@triton.jit
+def _find_accesses(
+    rows, columns, GATED: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Places in the input and in rows of `columns`, of the program's elements; and a column which
+    says which accesses exist.
+
+    Args:
+        VECTOR: elements of an access, which divide `columns`.
     """
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row = index // columns
-    return row, index - row * columns, row < rows, columns * 2 if GATED else columns
+    access = tl.program_id(0).to(tl.int64) * (BLOCK // VECTOR) + tl.arange(0, BLOCK // VECTOR)
+    width = columns // VECTOR
+    row = access // width
+    column = (access - row * width)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    pitch = columns * 2 if GATED else columns
+    return row[:, None] * pitch + column, row[:, None] * columns + column, (row < rows)[:, None]
