@@ -94,6 +94,35 @@ def test_activation_and_residual(backend, dtype, activation):
         assert (error <= bound + torch.finfo(dtype).tiny).all()
 
 
+@pytest.mark.parametrize("columns", [16, 32, 64, 96, 128, 160, 192, 224, 256])
+@needs_cuda
+def test_all_that_follows_sums_in_each_width(columns):
+    """A bias and a residual by words and by single elements, beside tiles of each width."""
+    exchanged = {16, 32} & {columns}
+    swap = {"products.cuda.swap": 256 if exchanged else 0}
+    with diglot.use_plans({"products.cuda.columns": columns} | swap):
+        for n, rows in ((columns + 24, 72), (columns - 8, 7)):
+            m, n = (columns - 3, n) if exchanged else (rows, n)
+            x, weight = (normal(side, 72, dtype=torch.bfloat16) for side in (m, n))
+            whole, bias = (
+                normal(m, n + 1, dtype=torch.bfloat16),
+                normal(n + 1, dtype=torch.bfloat16),
+            )
+            for start, residual in (
+                (0, whole[:, 1:].clone()),
+                (1, whole[:, 1:]),
+                (0, whole.mT.contiguous().mT[:, :n]),
+            ):
+                beside = bias[start : start + n], residual
+                result = diglot.linear(
+                    x, weight, beside[0], activation="relu", residual=residual, backend="cuda"
+                )
+                last = diglot.last_run()
+                assert last is not None and f"{columns}" in last.variant and "wgmma" in last.variant
+                expected = linear_oracle(x, weight) + beside[0].double() + residual.double()
+                torch.testing.assert_close(result.double(), expected.relu(), rtol=2**-7, atol=2**-7)
+
+
 def activate_exactly(x, activation):
     """In float64, also where the textbook formula of GELU cancels."""
     if activation.startswith("gelu"):

@@ -69,7 +69,7 @@ def test_integers_are_exact_in_both_languages(dtype):
 
 # Widths of C whose plan on an H200 has each width of tile; the interpreter's 8 SMs choose others.
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("columns", [64, 128, 192, 224, 256])
+@pytest.mark.parametrize("columns", [64, 96, 128, 160, 192, 224, 256])
 @needs_cuda
 def test_widths_of_tiles(columns, dtype):
     """Each compiled width in each layout, and C that TMA cannot store."""
@@ -309,8 +309,10 @@ def test_plans_of_named_devices():
 
     assert plan(h200, 4096, 4096, 4096) == ("wgmma, tiles of 128x256", 132)
     assert plan(h200, 4096, 1792, 4096) == ("wgmma, tiles of 128x224", 132)
-    few = ("wgmma, tiles of 16x128, exchanged, K in 2 parts", 128)
-    assert plan(h200, 16, 8192, 8192) == few
+    assert plan(h200, 16, 8192, 8192) == ("wgmma, tiles of 16x128, exchanged", 64)
+    parts = ("wgmma, tiles of 16x128, exchanged, K in 8 parts", 128)
+    assert plan(h200, 16, 2048, 8192) == parts
+    assert plan(h200, 512, 5120, 5120) == ("wgmma, tiles of 128x160", 128)
     assert plan(h200, 4096, 4095, 4096) == ("wgmma, tiles of 128x256, copy of B", 132)
     assert plan(h200, 64, 64, 64, torch.float32) == ("fma, tiles of 64x64", 1)
     assert plan(a100, 4096, 4096, 4096) == ("fma, tiles of 128x128", 1024)

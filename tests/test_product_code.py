@@ -16,8 +16,9 @@ from planted.library import ROOT, find_nvcc
 
 from diglot.tools.machine_code import dump
 
-COLUMNS = (16, 32, 64, 64, 128, 192, 224, 256)  # three of exchanged operands, and five
-TF32_COLUMNS = COLUMNS[3:]
+TF32_COLUMNS = (64, 96, 128, 160, 192, 224, 256)
+# Of 16 bits also three of exchanged operands; each plain, and with all that may follow the sums.
+COLUMNS = tuple(sorted(2 * (16, 32, 64, *TF32_COLUMNS)))
 NAMES = ("UTMALDG.4D", "UTMASTG.4D", "USETMAXREG")
 FLOAT8_PAIRS = ("E4M3.E4M3", "E4M3.E5M2", "E5M2.E4M3")
 

@@ -10,7 +10,10 @@ from planted.library import ROOT
 
 HEADERS = [
     ROOT / "csrc/include/diglot/products" / name
-    for name in ("tensor_cores.cuh", "epilogue.cuh", "tma_store.cuh", "split.cuh", "schedule.cuh")
+    for name in (
+        *("tensor_cores.cuh", "accumulators.cuh", "epilogue.cuh", "tma_store.cuh"),
+        *("split.cuh", "schedule.cuh"),
+    )
 ]
 KERNELS = ROOT / "tests/planted/tensor_cores.cu"
 WHOLE, SPLIT, AROUND = (136, 136, 616), (40, 136, 1160), (136, 136, 152)  # M, N, K
@@ -32,12 +35,13 @@ FAULTS = {
     "bytes": Fault("arrive_expect(Shape::kBytesA + bytes_b)", "arrive_expect(Shape::kBytesA)"),
     "no fence before the store": Fault("fence_async_proxy();", ""),
     "no barrier before the store": Fault(
-        "    named_barrier_sync(barrier, kWarpgroupThreads);\n    if (thread != 0) continue;",
-        "    if (thread != 0) continue;",
+        "named_barrier_sync(parts.barrier, kWarpgroupThreads);", ""
     ),
     "memory written while TMA reads it": Fault(
-        "if (thread == 0) wait_bulk_groups_read<0>();\n    named", "named"
+        "if (thread == 0) wait_bulk_groups_read<0>();\n  named", "named"
     ),
+    "one part of memory": Fault("parts.next ^= 1;", ""),
+    "consumers before the barriers": Fault("named_barrier_sync(kReady, kThreads);", ""),
     "memory ends while TMA reads it": Fault(
         "if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();", ""
     ),
@@ -59,23 +63,24 @@ SPLIT_FAULTS = {
     ),
     "C is not transposed": Fault("? row : along", "? along : row"),
 }
-PLACE = (
-    "const Tile tile = part.tile;\n"
-    "    const BatchPlace place = place_in_batch(product, tile.batch);"
-)
 # With a bias, an input and an activation.
 AROUND_FAULTS = {
     "none, around": NO_FAULT,
-    "beta ignored": Fault("fma(beta, input_at(row, column), sum)", "sum + input_at(row, column)"),
-    "the bias of another column": Fault("bias[column *", "bias[(column ^ 1) *"),
-    "the previous tile's epilogue": Fault(
-        f"{PLACE}\n    const int row",
-        PLACE.replace(
-            "part.tile", "product.schedule.part(index - (index < gridDim.x ? 0 : gridDim.x)).tile"
-        )
-        + "\n    const int row",
+    "beta ignored": Fault(
+        "fma(epilogue.beta, input[kFirst / 2 + i], part[i])", "part[i] + input[kFirst / 2 + i]"
     ),
-    "no activation": Fault("    epilogue.template activate<kTakesInput>(for_each);\n", ""),
+    "the bias of another column": Fault(
+        "pairs[(kFirst + i) / 4][i % 2]", "pairs[(kFirst + i) / 4][0]"
+    ),
+    "the bias of another part": Fault("bias.template add<kFirst / 2>", "bias.template add<0>"),
+    "the input of the row below": Fault(
+        "first + below * 8 * across", "first + (1 - below) * 8 * across"
+    ),
+    "the previous tile's epilogue": Fault(
+        "sums, epilogue.moved(0, offset(product.input_batch_strides)), row,",
+        "sums, epilogue.moved(0, offset(product.input_batch_strides)), row % Shape::kRows,",
+    ),
+    "no activation": Fault("part[i] = activate<kActivation, T>(part[i])", "part[i] += 0"),
 }
 ALL = FAULTS | SPLIT_FAULTS | AROUND_FAULTS
 

@@ -133,14 +133,19 @@ def test_rows_apart(backend):
 @needs_cuda
 @pytest.mark.skipif(DEVICE != "cpu", reason="plans of named devices")
 def test_choice():
-    """Few rows give every multiprocessor work. Products that fill the GPU stay as they are."""
-    for m, rows in [(1, 16), (16, 16), (20, 32), (64, 64), (128, 128)]:
+    """Memory bounds products of few rows, so K is split where few tiles would compute longer.
+    Products that fill the GPU stay as they are.
+    """
+    for m, tiles in [(1, "16x128, exchanged"), (16, "16x128, exchanged"), (20, "32x128, exchanged"),
+                     (64, "64x128, exchanged"), (128, "128x64"), (512, "128x256")]:  # fmt: skip
         plan = planned("cuda", m, 8192, 8192)
-        exchanged = ", exchanged" if m <= 64 else ""
-        assert plan.variant == f"wgmma, tiles of {rows}x128{exchanged}, K in 2 parts"
-        assert plan.scratch == Scratch(4096 + 2 * 4 * 8192 * rows, 4096, STREAM)
-        (order,) = plan.order
-        assert dict(order.numbers)["parts"] == 2 and order.grid == (128,)
+        assert plan.variant == f"wgmma, tiles of {tiles}" and plan.scratch is None
+    plan = planned("cuda", 16, 2048, 8192)
+    assert plan.variant == "wgmma, tiles of 16x128, exchanged, K in 8 parts"
+    assert plan.scratch == Scratch(4096 + 8 * 4 * 2048 * 16, 4096, STREAM)
+    (order,) = plan.order
+    assert dict(order.numbers)["parts"] == 8 and order.grid == (128,)
+    assert planned("cuda", 512, 5120, 5120).variant == "wgmma, tiles of 128x160"
     large = planned("cuda", 4096, 4096, 4096)
     assert large.variant == "wgmma, tiles of 128x256" and large.scratch is None
 

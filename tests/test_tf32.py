@@ -87,7 +87,7 @@ def test_integers_are_exact_in_both_languages():
 
 
 @needs_cuda
-@pytest.mark.parametrize("columns", [64, 128, 192, 224, 256])
+@pytest.mark.parametrize("columns", [64, 96, 128, 160, 192, 224, 256])
 def test_widths_of_tiles(columns):
     with diglot.use_plans({"products.cuda.columns": columns}):
         for layout, n in zip(("NT", "TN"), (columns, columns + 3), strict=True):

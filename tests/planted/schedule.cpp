@@ -30,5 +30,6 @@ extern "C" __attribute__((visibility("default"))) int chosen_parts(int64_t tiles
                                                                    double step, int64_t bytes,
                                                                    int counters, int64_t asked,
                                                                    int64_t multiprocessors) {
-  return diglot::parts_of({tiles, steps, step, bytes, counters}, asked, multiprocessors);
+  const diglot::TileWork work{tiles, steps, step, 500, 1 << 22, bytes, counters};
+  return diglot::parts_of(work, asked, multiprocessors);
 }

@@ -17,15 +17,15 @@
 
 namespace diglot {
 
-template <typename T, int kColumns, bool kIsExchanged>
-__global__ void __launch_bounds__(WgmmaShape<T, kColumns, kIsExchanged>::kThreads, 1)
+template <typename T, int kColumns, bool kIsExchanged, bool kIsPlain>
+__global__ void __launch_bounds__(WgmmaShape<T, kColumns, kIsExchanged, kIsPlain>::kThreads, 1)
     matmul_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                  const __grid_constant__ TensorMap map_c,
                  const __grid_constant__ TensorMap map_before,
                  const __grid_constant__ Epilogue<T> epilogue, char* scratch,
                  const __grid_constant__ WgmmaProduct product) {
-  multiply_by_wgmma<T, WgmmaShape<T, kColumns, kIsExchanged>>(a, b, map_c, map_before, epilogue,
-                                                              scratch, product);
+  multiply_by_wgmma<T, WgmmaShape<T, kColumns, kIsExchanged, kIsPlain>>(a, b, map_c, map_before,
+                                                                        epilogue, scratch, product);
 }
 
 inline Numbers order_of(const WgmmaProduct& product) {
@@ -67,7 +67,9 @@ struct Variant {
 };
 
 constexpr int kRows = 128, kConsumers = 2;  // of all tiles
-constexpr int kWidths[] = {64, 128, 192, 224, 256}, kExchangedWidths[] = {16, 32, 64};
+// Nanoseconds of an H200 for a column of 128 rows: of a step at full speed, and of a tile's end.
+constexpr double kStep = 2.5, kEnd = 6.5;
+constexpr int kWidths[] = {64, 96, 128, 160, 192, 224, 256}, kExchangedWidths[] = {16, 32, 64};
 
 std::string name_of(const Variant& variant) {
   const std::string columns = std::to_string(variant.columns);
@@ -88,6 +90,12 @@ int64_t steps_of(const Product& product) {
   return rounded_up_quotient(product.k, kLineBytes / size_of(product.c->dtype));
 }
 
+// What memory gives and takes, each element of a batch's matrices once.
+int64_t memory_of(const Product& product, int64_t m) {
+  const int64_t elements = m * product.k + product.k * product.n + m * product.n;
+  return product.batches.numel * elements * size_of(product.c->dtype);
+}
+
 int64_t bytes_of_sums(int columns) { return int64_t{4} * kRows * columns; }
 
 // The kernel and the parts of K that take the least time.
@@ -101,19 +109,22 @@ Variant best_variant(Planner& planner, const Product& product) {
       product.c->dtype != DType::kFloat32 && m <= planner.tuned(Tunable::kProductsSwap);
   std::vector<int> widths(std::begin(kWidths), std::end(kWidths));
   if (is_exchanged) widths.assign(std::begin(kExchangedWidths), std::end(kExchangedWidths));
-  if (product.around.input != nullptr) {
-    const auto is_wide = [](int columns) { return columns > kMostColumnsBesideInput; };
-    widths.erase(std::remove_if(widths.begin(), widths.end(), is_wide), widths.end());
-  }
   const bool is_asked = std::find(widths.begin(), widths.end(), asked) != widths.end();
   Variant best{};
   double least = std::numeric_limits<double>::max();
   for (const int columns : widths) {
     if (is_asked && columns != asked) continue;
+    // Exchanged tiles that hold all rows read the other operand once.
+    const bool holds_rows = columns >= std::min<int64_t>(m, widths.back());
+    if (!is_asked && is_exchanged && !holds_rows) continue;
     const auto speed = static_cast<double>(planner.tuned(Tunable::kProductsSpeed, columns));
     const TileWork work{tiles_of(product, m, is_exchanged, columns, 1).count(),
-                        static_cast<int>(steps_of(product)), 100 * columns / speed,
-                        bytes_of_sums(columns), kConsumers};
+                        static_cast<int>(steps_of(product)),
+                        kStep * columns * 100 / speed,
+                        kEnd * columns,
+                        memory_of(product, m),
+                        bytes_of_sums(columns),
+                        kConsumers};
     const int parts = parts_of(work, asked_parts, multiprocessors);
     const double time = time_of(work, parts, multiprocessors);
     if (time < least) least = time, best = {columns, is_exchanged, parts};
@@ -121,10 +132,10 @@ Variant best_variant(Planner& planner, const Product& product) {
   return best;
 }
 
-template <typename T, int kColumns, bool kIsExchanged>
+template <typename T, int kColumns, bool kIsExchanged, bool kIsPlain>
 void plan_wgmma(Planner& planner, const Product& product, Operands operands, int parts,
                 const Address<char>& scratch) {
-  using Shape = WgmmaShape<T, kColumns, kIsExchanged>;
+  using Shape = WgmmaShape<T, kColumns, kIsExchanged, kIsPlain>;
   static_assert(Shape::kRows == kRows && Shape::kDepth == kLineBytes / sizeof(T) &&
                 Shape::kConsumers == kConsumers);
   if (kIsExchanged) std::swap(operands.a, operands.b);
@@ -156,7 +167,7 @@ void plan_wgmma(Planner& planner, const Product& product, Operands operands, int
   const int64_t most = planner.device.multiprocessors();
   Launch how{static_cast<unsigned>(std::min(given.schedule.count(), most)), Shape::kThreads};
   how.shared_bytes = sizeof(typename Shape::Shared);
-  planner.add<matmul_wgmma<T, kColumns, kIsExchanged>>(
+  planner.add<matmul_wgmma<T, kColumns, kIsExchanged, kIsPlain>>(
       how, map(operands.a, Shape::kRows), map(operands.b, Shape::kColumns),
       c.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
       before.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
@@ -181,10 +192,13 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
   choose_numbers(planner, product,
                  std::string(is_a_along_k ? "N" : "T") + (is_b_along_k ? "T" : "N"));
   const Variant variant = best_variant(planner, product);
+  const int64_t parts =
+      tiles_of(product, product.m, variant.is_exchanged, variant.columns, 1).count() *
+      variant.parts;
+  if (parts > most) return false;  // their indices have 32 bits too
   Address<char> sums;
   if (variant.parts > 1) {
-    const auto tiles = tiles_of(product, product.m, variant.is_exchanged, variant.columns, 1);
-    const int64_t bytes = tiles.count() * variant.parts * bytes_of_sums(variant.columns);
+    const int64_t bytes = parts * bytes_of_sums(variant.columns);
     sums = planner.need({kSplitCounterBytes + bytes, kSplitCounterBytes, Lifetime::kStream});
   }
   const char* const copies = plan_padded_copies(planner, operands->a, operands->b);
@@ -194,7 +208,12 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
     using T = typename decltype(type)::type;
     const auto with = [&](auto columns, auto is_exchanged) {
       if constexpr (sizeof(T) == 2 || !is_exchanged) {
-        plan_wgmma<T, columns, is_exchanged>(planner, product, *operands, variant.parts, sums);
+        const auto& around = product.around;
+        const bool is_plain = around.input == nullptr && around.before == nullptr &&
+                              around.activation == Activation::kNone;
+        const auto plan = is_plain ? plan_wgmma<T, columns, is_exchanged, true>
+                                   : plan_wgmma<T, columns, is_exchanged, sizeof(T) == 4>;
+        plan(planner, product, *operands, variant.parts, sums);
       }
     };
     constexpr std::bool_constant<true> kExchanged;
@@ -204,7 +223,9 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
       case -32: return with(std::integral_constant<int, 32>{}, kExchanged);
       case -64: return with(std::integral_constant<int, 64>{}, kExchanged);
       case 64: return with(std::integral_constant<int, 64>{}, kAsTheyAre);
+      case 96: return with(std::integral_constant<int, 96>{}, kAsTheyAre);
       case 128: return with(std::integral_constant<int, 128>{}, kAsTheyAre);
+      case 160: return with(std::integral_constant<int, 160>{}, kAsTheyAre);
       case 192: return with(std::integral_constant<int, 192>{}, kAsTheyAre);
       case 224: return with(std::integral_constant<int, 224>{}, kAsTheyAre);
       default: return with(std::integral_constant<int, 256>{}, kAsTheyAre);

@@ -1,5 +1,5 @@
-// Into how many parts a product's K is split: a model of its time, and the choice. Twin of
-// triton_ops/launch/product_splits.py.
+// A model of a product's time, and into how many parts its K is split. Twin of
+// triton_ops/launch/product_splits.py, which has other constants.
 #pragma once
 
 #include <algorithm>
@@ -9,21 +9,23 @@
 
 namespace diglot {
 
-// Tiles of C, and what one takes. The unit of time is what a step of 64 along K takes for a column
-// of 128 rows, at full speed: 3 ns of an H200.
+// Tiles of C, and what they take. Times are nanoseconds of an H200.
 struct TileWork {
   int64_t tiles;
-  int steps;      // along K
-  double step;    // time of a step of a tile
-  int64_t bytes;  // of a tile's sums
-  int counters;   // that a tile needs
+  int steps;       // along K
+  double step;     // time of a tile's step
+  double end;      // time of a tile's end, which no step overlaps
+  int64_t memory;  // bytes of A, B and C
+  int64_t bytes;   // of a tile's sums
+  int counters;    // that a tile needs
 };
 
-// Estimates: nobody has measured them.
-constexpr double kSplitRound = 512;    // a part's beginning and end, where no others overlap them
-constexpr double kSplitMeeting = 512;  // arrivals, until the last has read what others left
-constexpr double kSplitSpeed = 128;    // bytes of sums that an SM writes or reads in a unit of time
-constexpr int kMostParts = 16;         // that the model considers
+// Fitted to times of an H200: nanoseconds, and bytes in a nanosecond.
+constexpr double kSplitRound = 4200;  // of parts that run at once: their ends and arrivals
+constexpr double kSplitSums = 110;    // what an SM writes or reads of sums
+constexpr double kFromMemory = 3750;  // what memory gives all SMs
+constexpr double kHidden = 0.85;      // of the shorter of loading and computing, by the longer one
+constexpr int kMostParts = 16;        // that the model considers
 constexpr int64_t kMostSplitBytes = 64 << 20;  // scratch that a stream keeps
 
 inline int64_t rounded_up_quotient(int64_t count, int64_t by) { return (count + by - 1) / by; }
@@ -33,15 +35,17 @@ inline bool can_split(const TileWork& work, int parts) {
          work.tiles * parts * work.bytes <= kMostSplitBytes;
 }
 
-// Rounds of tiles, times their steps; with several parts, also what the sums' way through memory
-// takes.
+// The time after a launch's beginning. The busiest SM computes its rounds of steps, while memory
+// gives the operands. With several parts, sums go through memory after that.
 inline double time_of(const TileWork& work, int parts, int64_t multiprocessors) {
   const auto rounds = static_cast<double>(rounded_up_quotient(work.tiles * parts, multiprocessors));
-  const double sums =
-      rounds * work.step * static_cast<double>(rounded_up_quotient(work.steps, parts));
-  if (parts == 1) return sums;
-  const double moved = static_cast<double>(work.bytes) * (rounds + parts) / kSplitSpeed;
-  return sums + rounds * kSplitRound + kSplitMeeting + moved;
+  const auto steps = static_cast<double>(rounded_up_quotient(work.steps, parts));
+  const double computing = rounds * (work.step * steps + work.end);
+  const double loading = static_cast<double>(work.memory) / kFromMemory;
+  const double time = computing + loading - kHidden * std::min(computing, loading);
+  if (parts == 1) return time;
+  return time + rounds * kSplitRound +
+         static_cast<double>(work.bytes) * (rounds + parts) / kSplitSums;
 }
 
 // The parts that the caller asked for, if there is room for them. If `asked` is 0: those that take

@@ -64,11 +64,11 @@ struct Epilogue {
   }
 
   // Applies the activation, or multiplies by its derivative.
-  template <bool kTakesInput, typename ForEach>
+  template <typename ForEach>
   DIGLOT_DEVICE void activate(ForEach for_each) const {
     with_activation(activation, [&](auto constant) {
       constexpr Activation kActivation = decltype(constant)::value;
-      if (kTakesInput && is_slope) {
+      if (is_slope) {
         for_each([&](Value& sum, int64_t row, int64_t column) {
           sum = activation_gradient<kActivation, T>(sum, input_at(row, column));
         });
@@ -94,17 +94,12 @@ struct Epilogue {
 };
 
 // The steps of a tile after its sums. store(is_before) rounds and stores the elements, to
-// `before` or to C.
-//
-// Kernels whose sums leave no registers take no input, or no activation.
-template <bool kTakesInput = true, bool kTakesActivation = true, typename T, typename ForEach,
-          typename Store>
+// `before` or to C. accumulators.cuh has the same steps for tensor cores of 16-bit types.
+template <typename T, typename ForEach, typename Store>
 DIGLOT_DEVICE void finish(const Epilogue<T>& epilogue, ForEach for_each, Store store) {
-  epilogue.template combine<kTakesInput>(for_each);
-  if constexpr (kTakesActivation) {
-    if (epilogue.before != nullptr) store(true);
-    epilogue.template activate<kTakesInput>(for_each);
-  }
+  epilogue.template combine<true>(for_each);
+  if (epilogue.before != nullptr) store(true);
+  epilogue.activate(for_each);
   store(false);
 }
 

@@ -92,6 +92,7 @@ DIGLOT_DEVICE void consume_groups(typename Shape::Shared& shared, Mbarrier* full
   const int first_row = consumer * Shape::kConsumerRows;
   const int m = static_cast<int>(epilogue.m), n = static_cast<int>(epilogue.n);
   Ring<Shape::kStages> ring;
+  TmaParts<Shape> stored{shared.c[consumer], 1 + consumer};
   Group group;
   for (int64_t index = blockIdx.x; product.schedule.find(offsets, index, group);
        index += gridDim.x) {
@@ -113,8 +114,7 @@ DIGLOT_DEVICE void consume_groups(typename Shape::Shared& shared, Mbarrier* full
     const bool is_whole =
         row >= place.begin && (row + Shape::kConsumerRows <= place.end || place.end == m);
     if (product.is_stored_by_tma && is_whole) {
-      store_by_tma<T, Shape>(sums, shared.c[consumer], map_c, 1 + consumer, row, place.column,
-                             BatchPlace{place.matrix_c, 0});
+      store_by_tma<T, Shape>(sums, stored, map_c, row, place.column, BatchPlace{place.matrix_c, 0});
     } else {
       epilogue.moved(place.matrix_c * product.c_step, 0).store(false, [&](auto visit) {
         for_each_sum<false>(sums, row, place.column, place.end, n,

@@ -130,12 +130,11 @@ DIGLOT_DEVICE void consume_scaled_stages(typename Shape::Shared& shared, Mbarrie
                                          const ScaledWgmmaProduct& product) {
   constexpr int kSums = Shape::kSums;
   constexpr bool kHasBlocks = Shape::kAccumulation == Accumulation::kBlocks;
-  // By a shuffle, so that the compiler knows that a warp has one number, and one descriptor of A.
-  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
-  const int consumer = __shfl_sync(0xffffffffu, warpgroup, 0) - 1;
+  const int consumer = consumer_number();
   const int first_row = consumer * Shape::kConsumerRows;
   const int m = static_cast<int>(epilogue.m), n = static_cast<int>(epilogue.n);
   Ring<Shape::kStages> ring;
+  TmaParts<Shape> stored{shared.c[consumer], 1 + consumer};
   for (int64_t index = blockIdx.x; index < product.schedule.count(); index += gridDim.x) {
     const Tile tile = product.schedule.tile(index);
     const int row = tile.row * Shape::kRows + first_row, column = tile.column * Shape::kColumns;
@@ -154,16 +153,16 @@ DIGLOT_DEVICE void consume_scaled_stages(typename Shape::Shared& shared, Mbarrie
     float sums[kSums];
     multiply_scaled_stages<Shape>(sums, ring, shared, full, empty, first_row, product, add);
     if constexpr (!kHasBlocks) scale(0, [&](int i, float factor) { sums[i] *= factor; });
-    const auto for_each = [&](auto visit) { for_each_sum<false>(sums, row, column, m, n, visit); };
-    epilogue.template combine<false>(for_each);
+    TileBias<T, Shape> bias;
+    bias.load(epilogue, row, column);
+    bias.add(sums, epilogue);
     if constexpr (sizeof(T) == 2) {
       if (product.is_stored_by_tma) {
-        store_by_tma<T, Shape>(sums, shared.c[consumer], map_c, 1 + consumer, row, column,
-                               BatchPlace{});
+        store_by_tma<T, Shape>(sums, stored, map_c, row, column, BatchPlace{});
         continue;
       }
     }
-    epilogue.store(false, for_each);
+    epilogue.store(false, [&](auto visit) { for_each_sum<false>(sums, row, column, m, n, visit); });
   }
   // A block's shared memory ends with the block.
   if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();

@@ -24,14 +24,20 @@ struct TileSchedule {
 
   DIGLOT_HOST_DEVICE int64_t count() const { return int64_t{rows} * columns * batches; }
 
-  // A bijection from [0, count()) to the tiles.
-  DIGLOT_HOST_DEVICE Tile tile(int64_t index) const {
-    const int64_t tiles = int64_t{rows} * columns, batch = index / tiles;
-    const int64_t within = index - batch * tiles, group_tiles = int64_t{group} * columns;
-    const int first = static_cast<int>(within / group_tiles) * group;
+  // A bijection from [0, count()) to the tiles. Divisions take time, above all
+  // of 64 bits, and small products need few of them.
+  template <typename Index>
+  DIGLOT_HOST_DEVICE Tile tile(Index index) const {
+    const Index tiles = static_cast<Index>(rows) * static_cast<Index>(columns);
+    const Index batch = batches == 1 ? 0 : index / tiles, within = index - batch * tiles;
+    const Index group_tiles = static_cast<Index>(group) * static_cast<Index>(columns);
+    const Index before = rows <= group ? 0 : within / group_tiles;
+    const int first = static_cast<int>(before) * group;
     const int height = rows - first < group ? rows - first : group;  // the last may have fewer rows
-    const int place = static_cast<int>(within % group_tiles);
-    return {first + place % height, place / height, batch};
+    const auto place = static_cast<uint32_t>(within - before * group_tiles);
+    const uint32_t column = place / static_cast<uint32_t>(height);
+    const int row = static_cast<int>(place - column * static_cast<uint32_t>(height));
+    return {first + row, static_cast<int>(column), static_cast<int64_t>(batch)};
   }
 };
 
@@ -51,21 +57,23 @@ constexpr int64_t kSplitCounterBytes = kSplitCounters * 4;
 // time, and their sums are still in L2 when they are added up.
 struct SplitSchedule {
   TileSchedule tiles;
-  int steps;  // along K, at least one for each part
+  int steps;  // along K, at least one for each part; times parts, fewer than 2^32
   int parts;
 
   DIGLOT_HOST_DEVICE int64_t count() const { return tiles.count() * parts; }
 
-  // A bijection from [0, count()) to the parts of all tiles.
-  DIGLOT_HOST_DEVICE TilePart part(int64_t index) const {
-    const int64_t number = index / parts;
-    const int part = static_cast<int>(index - number * parts);
+  // A bijection from [0, count()) to the parts of all tiles. There are fewer than 2^32.
+  DIGLOT_HOST_DEVICE TilePart part(uint32_t index) const {
+    if (parts == 1) return {tiles.tile(index), index, 0, 0, steps};
+    const uint32_t number = index / static_cast<uint32_t>(parts);
+    const int part = static_cast<int>(index - number * static_cast<uint32_t>(parts));
     return {tiles.tile(number), number, part, begin_of(part), begin_of(part + 1)};
   }
 
  private:
   DIGLOT_HOST_DEVICE int begin_of(int part) const {
-    return static_cast<int>(int64_t{steps} * part / parts);
+    const auto before = static_cast<uint32_t>(steps) * static_cast<uint32_t>(part);
+    return static_cast<int>(before / static_cast<uint32_t>(parts));
   }
 };
 

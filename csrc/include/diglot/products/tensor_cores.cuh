@@ -18,17 +18,14 @@
 #include "diglot/mma/tma.cuh"
 #include "diglot/mma/warpgroup.cuh"
 #include "diglot/mma/wgmma.cuh"
-#include "diglot/products/epilogue.cuh"
+#include "diglot/products/accumulators.cuh"
 #include "diglot/products/split.cuh"
-#include "diglot/products/tma_store.cuh"
 #include "diglot/types.cuh"
 
 namespace diglot {
 
 // Dimensions of a batch beside a matrix's two: TMA takes five in all.
 constexpr int kTmaBatchRank = 2;
-// Wider tiles leave no registers for the elements of an epilogue's input.
-constexpr int kMostColumnsBesideInput = 192;
 
 template <typename T>
 constexpr MmaType kMmaType = MmaType::kBfloat16;
@@ -37,37 +34,36 @@ inline constexpr MmaType kMmaType<float16> = MmaType::kFloat16;
 template <>
 inline constexpr MmaType kMmaType<float> = MmaType::kTf32;
 
-template <typename T, int kColumns_, bool kIsExchanged_ = false>
+// kIsPlain: nothing but a bias follows the sums. So kernels of such products have little code, and
+// it is soon in the instruction cache. Those of float32 are plain: activations would take long.
+template <typename T, int kColumns_, bool kIsExchanged_ = false, bool kIsPlain_ = sizeof(T) == 4>
 struct WgmmaShape {
-  static constexpr bool kIsExchanged = kIsExchanged_;
+  static constexpr bool kIsExchanged = kIsExchanged_, kIsPlain = kIsPlain_;
   static constexpr int kBytes = sizeof(T);
   static constexpr int kLine = 128 / kBytes;  // elements that a swizzle of 128 bytes spans
   static constexpr int kRows = 128, kColumns = kColumns_, kDepth = kLine;
   static constexpr int kConsumers = 2, kConsumerRows = kRows / kConsumers;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
-  // What an epilogue may have. Activations in float32 would take long, and many registers.
-  static constexpr bool kTakesActivation = sizeof(T) == 2;
-  static constexpr bool kTakesInput = kTakesActivation && kColumns <= kMostColumnsBesideInput;
   static constexpr int kSums = kColumns / 2;  // of a thread
 
   // A panel of B is a line wide, so B may have more columns than the tile.
   static constexpr int kBytesA = kRows * kDepth * kBytes;
   static constexpr int kBytesB = (kColumns + kLine - 1) / kLine * kLine * kDepth * kBytes;
 
-  // C is stored in parts of some panels, so that the ring has more room. Lines of a panel are rows
-  // of C: one panel has all rows of an exchanged tile.
+  // C is stored in parts of one or two panels, so that the ring has more room. Lines of a panel are
+  // rows of C: one panel has all rows of an exchanged tile.
   static constexpr int kPanel = kIsExchanged ? kConsumerRows : 32;  // columns of C
   static constexpr int kPanelLines = kIsExchanged ? kColumns : kConsumerRows;
   static constexpr int kPanelColumns = kIsExchanged ? kColumns : kPanel;  // of the tile
   static constexpr Swizzle kPanelSwizzle =
       kIsExchanged || kBytes == 4 ? Swizzle::k128 : Swizzle::k64;
   static constexpr int kPanels = kColumns / kPanelColumns;
-  static constexpr int kPartPanels = kPanels < 8 / kBytes ? kPanels : 8 / kBytes;
+  static constexpr int kPartPanels = kPanels < 4 / kBytes ? kPanels : 4 / kBytes;
   static constexpr int kPartBytes = kPartPanels * kPanel * kPanelLines * kBytes;
 
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr int kMostStages =
-      (kSharedBytes - 1024 - kConsumers * kPartBytes) / (kBytesA + kBytesB);
+      (kSharedBytes - 1024 - kConsumers * 2 * kPartBytes) / (kBytesA + kBytesB);
   static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
   static_assert(kStages >= 3 && kColumns % kPanelColumns == 0 && kColumns % 16 == 0);
 
@@ -80,7 +76,7 @@ struct WgmmaShape {
   struct Shared {
     char a[kStages][kBytesA];
     char b[kStages][kBytesB];
-    char c[kConsumers][kPartPanels][PanelC::kBytes];
+    char c[kConsumers][2][kPartPanels][PanelC::kBytes];
   };
 };
 
@@ -175,7 +171,8 @@ DIGLOT_DEVICE void produce_stages(typename Shape::Shared& shared, Mbarrier* full
                                   const TensorMap& a, const TensorMap& b,
                                   const WgmmaProduct& product) {
   Ring<Shape::kStages> ring;
-  for (int64_t index = blockIdx.x; index < product.schedule.count(); index += gridDim.x) {
+  const auto count = static_cast<uint32_t>(product.schedule.count());
+  for (uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
     const TilePart part = product.schedule.part(index);
     const Tile tile = part.tile;
     const BatchPlace batch = place_in_batch(product, tile.batch);
@@ -252,21 +249,6 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kSta
   }
 }
 
-// Calls visit(sum, row, column) for each of a thread's sums that lies in C. The consumer's rows
-// begin at `row`, and the tile's columns at `column`.
-template <bool kIsExchanged, int kSums, typename Visit>
-DIGLOT_DEVICE void for_each_sum(float (&sums)[kSums], int row, int column, int m, int n,
-                                Visit visit) {
-  const int thread = warpgroup_thread();
-  DIGLOT_UNROLL
-  for (int i = 0; i < kSums; ++i) {
-    const int across = row + accumulator_row(thread, i);
-    const int along = column + accumulator_column(thread, i);
-    const int line = kIsExchanged ? along : across, at = kIsExchanged ? across : along;
-    if (line < m && at < n) visit(sums[i], line, at);
-  }
-}
-
 // The number of this warpgroup among the consumers. By a shuffle, so that the compiler knows that a
 // warp has one number, and one descriptor of A.
 DIGLOT_DEVICE int consumer_number() {
@@ -280,61 +262,79 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
                                   const TensorMap& map_c, const TensorMap& map_before,
                                   const Epilogue<T>& epilogue, char* scratch,
                                   const WgmmaProduct& product) {
+  // Sums of 16-bit types leave registers for a bias, where little else follows them.
+  constexpr bool kKeepsBias = sizeof(T) == 2 && Shape::kIsPlain;
   const int consumer = consumer_number();
   const int first_row = consumer * Shape::kConsumerRows;
   Ring<Shape::kStages> ring;
-  for (int64_t index = blockIdx.x; index < product.schedule.count(); index += gridDim.x) {
+  TmaParts<Shape> stored{shared.c[consumer], 1 + consumer};
+  const auto count = static_cast<uint32_t>(product.schedule.count());
+  for (uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
     const TilePart part = product.schedule.part(index);
+    const Tile tile = part.tile;
+    const int row = tile.row * Shape::kRows + first_row, column = tile.column * Shape::kColumns;
+    TileBias<T, Shape> bias;
+    if constexpr (kKeepsBias) bias.load(epilogue, row, column);
     float sums[Shape::kSums];
     multiply_stages<T, Shape>(sums, ring, shared, full, empty, first_row, product.major_a,
                               product.major_b, part.end - part.first);
-    const int parts = product.schedule.parts, barrier = 1 + consumer;
-    if (parts > 1 && !add_parts<Shape::kConsumers>(sums, scratch, part, parts, consumer, barrier)) {
+    const int parts = product.schedule.parts;
+    if (parts > 1 &&
+        !add_parts<Shape::kConsumers>(sums, scratch, part, parts, consumer, stored.barrier)) {
       continue;
     }
-    const Tile tile = part.tile;
     const BatchPlace place = place_in_batch(product, tile.batch);
-    const int row = tile.row * Shape::kRows + first_row, column = tile.column * Shape::kColumns;
     const auto offset = [&](const int64_t (&strides)[kTmaBatchRank]) {
       return place.inner * strides[0] + place.outer * strides[1];
     };
-    const Epilogue<T> here =
-        epilogue.moved(offset(product.batch_strides), offset(product.input_batch_strides));
-    const auto for_each = [&](auto visit) {
-      for_each_sum<Shape::kIsExchanged>(sums, row, column, static_cast<int>(epilogue.m),
-                                        static_cast<int>(epilogue.n), visit);
-    };
-    finish<Shape::kTakesInput, Shape::kTakesActivation>(here, for_each, [&](bool is_before) {
+    const auto store = [&](auto& sums, int first, bool is_before) {
       if (product.is_stored_by_tma) {
-        store_by_tma<T, Shape>(sums, shared.c[consumer], is_before ? map_before : map_c, barrier,
-                               row, column, place * product.in_c);
+        store_part<T, Shape>(sums, stored, is_before ? map_before : map_c, row, column + first,
+                             place * product.in_c);
       } else {
-        here.store(is_before, for_each);
+        epilogue.moved(offset(product.batch_strides), 0).store(is_before, [&](auto visit) {
+          for_each_sum<Shape::kIsExchanged>(sums, row, column + first, static_cast<int>(epilogue.m),
+                                            static_cast<int>(epilogue.n), visit);
+        });
       }
-    });
+    };
+    if constexpr (Shape::kIsPlain) {
+      if constexpr (!kKeepsBias) bias.load(epilogue, row, column);
+      scale(sums, epilogue.alpha);
+      bias.add(sums, epilogue);
+      for_each_part<Shape>(sums, [&](auto& part, int first) { store(part, first, false); });
+    } else {
+      finish_parts<T, Shape>(sums, epilogue.moved(0, offset(product.input_batch_strides)), row,
+                             column, store);
+    }
   }
   // A block's shared memory ends with the block.
   if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();
 }
 
 // Shares a block's warpgroups out: produce(shared, full, empty) by one thread, and consume(...) by
-// the consumers.
+// the consumers. The producer waits for nobody before its first loads.
 template <typename Shape, typename Produce, typename Consume>
 DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume) {
+  constexpr int kReady = 15, kWarp = 32;  // the barrier's number
+  constexpr int kThreads = kWarp + Shape::kConsumers * kWarpgroupThreads;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   __shared__ Mbarrier full[Shape::kStages], empty[Shape::kStages];
-  if (threadIdx.x == 0) {
-    for (Mbarrier& barrier : full) barrier.init(1);                   // the producer
-    for (Mbarrier& barrier : empty) barrier.init(Shape::kConsumers);  // one thread of each
-    fence_mbarrier_init();
-  }
-  __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
+    if (threadIdx.x < kWarp) {
+      if (threadIdx.x == 0) {
+        for (Mbarrier& barrier : full) barrier.init(1);                   // the producer
+        for (Mbarrier& barrier : empty) barrier.init(Shape::kConsumers);  // one thread of each
+        fence_mbarrier_init();
+      }
+      named_barrier_arrive(kReady, kThreads);
+    }
     release_registers<40>();
     if (threadIdx.x == 0) produce(shared, full, empty);
   } else {
     take_registers<232>();
+    named_barrier_sync(kReady, kThreads);
     consume(shared, full, empty);
   }
 }
@@ -343,6 +343,11 @@ template <typename T, typename Shape>
 DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
                                      const TensorMap& map_before, const Epilogue<T>& epilogue,
                                      char* scratch, const WgmmaProduct& product) {
+  if (threadIdx.x == kWarpgroupThreads - 1) {  // a thread with nothing else to do
+    tma_prefetch_map(a);
+    tma_prefetch_map(b);
+    if (product.is_stored_by_tma) tma_prefetch_map(map_c);
+  }
   share_out<Shape>(
       [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
         produce_stages<Shape>(shared, full, empty, a, b, product);

@@ -2,6 +2,8 @@
 // tensor_cores.cuh.
 #pragma once
 
+#include <type_traits>
+
 #include "diglot/mma/matrix.cuh"
 #include "diglot/mma/tma.cuh"
 #include "diglot/mma/warpgroup.cuh"
@@ -56,39 +58,67 @@ DIGLOT_DEVICE void write_panel(const float* sums, char* panel, int begin) {
   }
 }
 
-// A consumer's rows of a tile on their way through shared memory: it writes a part, and TMA stores
-// it while the consumer goes on. Rows of an exchanged tile are columns of C, so their elements are
-// transposed on the way.
-template <typename T, typename Shape, typename Batch>
-DIGLOT_DEVICE void store_by_tma(const float (&sums)[Shape::kSums],
-                                char (&panels)[Shape::kPartPanels][Shape::PanelC::kBytes],
-                                const TensorMap& c, int barrier, int row, int column,
-                                const Batch& batch) {
+// Two parts of a consumer's rows of a tile, in turn, on their way through shared memory.
+template <typename Shape>
+struct TmaParts {
+  char (&panels)[2][Shape::kPartPanels][Shape::PanelC::kBytes];
+  int barrier;   // of the consumer
+  int next = 0;  // the part that no store reads
+};
+
+// Writes a part of a consumer's sums, and has TMA store it while the consumer goes on. The part is
+// that of the tile from `row` and `column`. Rows of an exchanged tile are columns of C, so their
+// elements are transposed on the way.
+template <typename T, typename Shape, int kSums, typename Batch>
+DIGLOT_DEVICE void store_part(const float (&sums)[kSums], TmaParts<Shape>& parts,
+                              const TensorMap& c, int row, int column, const Batch& batch) {
+  constexpr int kPanels = 2 * kSums / Shape::kPanelColumns;
   const int thread = warpgroup_thread();
+  auto& panels = parts.panels[parts.next];
   DIGLOT_UNROLL
-  for (int first = 0; first < Shape::kPanels; first += Shape::kPartPanels) {
-    // The stores before, this tile's or another's, have read the memory.
-    if (thread == 0) wait_bulk_groups_read<0>();
-    named_barrier_sync(barrier, kWarpgroupThreads);
+  for (int panel = 0; panel < kPanels; ++panel) {
     DIGLOT_UNROLL
-    for (int panel = first; panel < first + Shape::kPartPanels && panel < Shape::kPanels; ++panel) {
-      DIGLOT_UNROLL
-      for (int begin = 0; begin < Shape::kPanelColumns; begin += 16) {
-        write_panel<T, Shape>(sums + (panel * Shape::kPanelColumns + begin) / 2,
-                              panels[panel - first], begin);
-      }
+    for (int begin = 0; begin < Shape::kPanelColumns; begin += 16) {
+      write_panel<T, Shape>(sums + (panel * Shape::kPanelColumns + begin) / 2, panels[panel],
+                            begin);
     }
-    fence_async_proxy();  // each thread's writes, before TMA reads them
-    named_barrier_sync(barrier, kWarpgroupThreads);
-    if (thread != 0) continue;
-    for (int panel = first; panel < first + Shape::kPartPanels && panel < Shape::kPanels; ++panel) {
-      const int along = column + panel * Shape::kPanelColumns;
-      tma_store(c, panels[panel - first],
-                {Shape::kIsExchanged ? row : along, Shape::kIsExchanged ? along : row, batch.inner,
-                 batch.outer});
-    }
-    commit_bulk_group();
   }
+  fence_async_proxy();  // each thread's writes, before TMA reads them
+  // After the barrier the other part may be overwritten: TMA has read it.
+  if (thread == 0) wait_bulk_groups_read<0>();
+  named_barrier_sync(parts.barrier, kWarpgroupThreads);
+  parts.next ^= 1;
+  if (thread != 0) return;
+  DIGLOT_UNROLL
+  for (int panel = 0; panel < kPanels; ++panel) {
+    const int along = column + panel * Shape::kPanelColumns;
+    tma_store(c, panels[panel],
+              {Shape::kIsExchanged ? row : along, Shape::kIsExchanged ? along : row, batch.inner,
+               batch.outer});
+  }
+  commit_bulk_group();
+}
+
+// Calls visit(sums, column) for each part of a consumer's sums, with the column of the tile, a
+// constant, where the part begins.
+template <typename Shape, int kFirst = 0, typename Visit>
+DIGLOT_DEVICE void for_each_part(float (&sums)[Shape::kSums], Visit visit) {
+  constexpr int kLeft = Shape::kPanels - kFirst;
+  constexpr int kPanels = kLeft < Shape::kPartPanels ? kLeft : Shape::kPartPanels;
+  constexpr int kColumn = kFirst * Shape::kPanelColumns;
+  constexpr int kPartSums = kPanels * Shape::kPanelColumns / 2;
+  visit(reinterpret_cast<float (&)[kPartSums]>(sums[kColumn / 2]),
+        std::integral_constant<int, kColumn>{});
+  if constexpr (kPanels < kLeft) for_each_part<Shape, kFirst + kPanels>(sums, visit);
+}
+
+// Stores all parts.
+template <typename T, typename Shape, typename Batch>
+DIGLOT_DEVICE void store_by_tma(float (&sums)[Shape::kSums], TmaParts<Shape>& parts,
+                                const TensorMap& c, int row, int column, const Batch& batch) {
+  for_each_part<Shape>(sums, [&](auto& part, int first) {
+    store_part<T, Shape>(part, parts, c, row, column + first, batch);
+  });
 }
 
 }  // namespace diglot
