@@ -38,7 +38,8 @@ def touched(monkeypatch):
     run = interpreter.GridExecutor.__call__
 
     def run_looked_at(self, *arguments, **named):
-        of_launch[:] = [extent(t) for t in arguments if isinstance(t, torch.Tensor)]
+        tensors = [getattr(t, "base", t) for t in arguments]  # descriptors have one
+        of_launch[:] = [extent(t) for t in tensors if isinstance(t, torch.Tensor)]
         assert of_launch
         return run(self, *arguments, **named)
 
@@ -50,8 +51,8 @@ def touched(monkeypatch):
         def looked_at(self, *arguments, **named):
             pointers = next(a for a in arguments if hasattr(a, "get_element_ty"))
             size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-            addresses = np.broadcast_to(pointers.data, arguments[mask_at].data.shape)
-            addresses = addresses[arguments[mask_at].data.astype(bool)].astype(np.int64)
+            mask = np.asarray(arguments[mask_at].data).astype(bool)
+            addresses = np.broadcast_to(pointers.data, mask.shape)[mask].astype(np.int64)
             inside = np.zeros(addresses.shape, bool)
             for begin, end in (*of_launch, *map(extent, others)):
                 inside |= (addresses >= begin) & (addresses + size <= end)
@@ -123,6 +124,16 @@ def test_clipping(touched, norm_type):
     grads = draw([5, 9001, 0, 4096, 17])
     touched += grads
     clip(grads, 0.5, norm_type, backend="triton")
+
+
+@pytest.mark.parametrize("ends", [[3, 70, 70, 133], [90, -5, 30, 300]], ids=str)
+def test_groups(ends):
+    """Descriptors of runs of rows, whose coordinates lie beyond their sizes."""
+    ends = torch.tensor(ends, dtype=torch.int32)
+    a, b = torch.randn(144, 24).bfloat16(), torch.randn(4, 24, 40).bfloat16()
+    grad = diglot.grouped_mm(a, b, offs=ends, backend="triton")
+    for matrix, other in ((a.mT, grad), (a.mT.contiguous(), grad)):
+        diglot.grouped_mm(matrix, other, offs=ends, backend="triton")
 
 
 def test_an_access_out_of_bounds_is_seen():
