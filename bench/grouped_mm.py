@@ -12,13 +12,20 @@ import torch
 
 import diglot
 from diglot.bench import products
-from diglot.bench.harness import Bar, Benchmark, Case, Function, Tensors, normal
+from diglot.bench.harness import (
+    Bar,
+    Benchmark,
+    Case,
+    Function,
+    Tensors,
+    normal,
+    speed_over_torch,
+)
 from diglot.reference.grouped_mm import expected_grouped
 from diglot.reference.specs import nbytes
 
 EXPERTS, WIDTH, HIDDEN = 64, 1408, 2048  # DeepSeek-V2-Lite's
 TOKENS = (32, 64, 128, 256, 512, 1024, 2048)
-FLOORS = {"cuda": 1.05, "triton": 1.00}
 
 
 def _inputs(case: Case) -> Tensors:
@@ -89,12 +96,13 @@ benchmark = Benchmark(
     shape=_square,
     keywords=lambda case: {},
     takes=lambda case: len(case.shape) == 4,
+    on_demand=products.ON_DEMAND,
     bars=[
         Bar(
             "speed over PyTorch's",
             lambda row: row["timer"] == "device",
-            products.speed_over_torch,
-            lambda row: FLOORS[row["provider"]],
+            speed_over_torch,
+            products.by_language(1.05, 1.00),
         ),
         products.HOST_BAR,
     ],

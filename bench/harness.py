@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -74,6 +75,17 @@ class Case:
 
 
 @dataclass(frozen=True)
+class OtherCall:
+    """A call that has another right result than its case: what ours are compared with."""
+
+    call: Call
+    expected: Callable[[], Expected]
+
+    def __call__(self) -> Any:
+        return self.call()
+
+
+@dataclass(frozen=True)
 class Bar:
     """What a case must reach.
 
@@ -81,6 +93,7 @@ class Bar:
         applies: whether it speaks of a row.
         value: the number of a row, from it and the rows of the same case by provider.
         at_least: whether the bound is a floor, not a ceiling.
+        mean: the least geometric mean of the values of all rows of a language, if one is asked for.
     """
 
     name: str
@@ -88,6 +101,7 @@ class Bar:
     value: Callable[[Row, Rows], float]
     bound: Callable[[Row], float]
     at_least: bool = True
+    mean: Callable[[Row], float] | None = None
 
 
 @dataclass
@@ -95,7 +109,8 @@ class Benchmark:
     """An op's benchmark, as data.
 
     Attributes:
-        expected: the right values of what a call returns. None for an op in place.
+        expected: the right values of what a call returns, or of each of several results. None for
+            an op in place.
         bytes_moved: of a case: each input read once and each output written once.
         error: of an op in place: from a case, its tensors and a call to what the call made of them.
         prepare: of an op in place: before each timed call, untimed.
@@ -104,6 +119,8 @@ class Benchmark:
         takes: whether a case can be: of which shapes, say.
         operands: from a case and its tensors, what functions given to `way` take.
         keywords: from a case, their keyword arguments.
+        setting: in which a case is measured, such as PyTorch's switches.
+        on_demand: providers that are measured only where they are asked for by name.
         ranking: cases of the ranking; None: those of its sizes.
         code: by provider, the functions that a user writes or calls for it.
         absent: peers that are not installed, and by what name they would be imported.
@@ -114,7 +131,7 @@ class Benchmark:
     op: str
     cases: list[Case]
     inputs: Callable[[Case], Tensors]
-    expected: Callable[[Case, Tensors], Expected] | None
+    expected: Callable[[Case, Tensors], Expected | tuple[Expected, ...]] | None
     bytes_moved: Callable[[Case, Tensors], int]
     bars: list[Bar]
     error: Callable[[Case, Tensors, Call], ErrorOf] | None = None
@@ -124,6 +141,8 @@ class Benchmark:
     takes: Callable[[Case], bool] = lambda case: True
     operands: Callable[[Case, Tensors], tuple[Any, ...]] = lambda case, tensors: tensors
     keywords: Callable[[Case], dict[str, Any]] = lambda case: case.options
+    setting: Callable[[Case], AbstractContextManager[None]] = lambda case: nullcontext()
+    on_demand: Collection[str] = ()
     ranking: list[Case] | None = None
     providers: dict[str, Callable[[Case, Tensors], Call | None]] = field(default_factory=dict)
     code: dict[str, tuple[Function, ...]] = field(default_factory=dict)

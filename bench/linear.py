@@ -1,27 +1,41 @@
-"""linear: layers of published models, providers, bars."""
+"""linear: layers of published models, one with GELU, providers, bars."""
 
 from __future__ import annotations
 
+import functools
 import random
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import diglot
 from diglot.bench import models, products
 from diglot.bench.harness import (
     Bar,
     Benchmark,
+    Call,
     Case,
-    Function,
+    OtherCall,
+    Row,
     Tensors,
-    expected_of,
     normal,
+    speed_over_torch,
 )
-from diglot.reference.linear import SPEC
+from diglot.reference.gelu import gelu_oracle
+from diglot.reference.matmul import expected_product
+from diglot.reference.mlp import SLOPE
+from diglot.reference.specs import Expected
 
 SEED, CASES = 26, 60
+MOST_TOKENS = 1 << 14
 MOST_BYTES = 4 << 30  # of input, weight and output
+BIAS, GELU = "bias", "bias and GELU"  # what an option says of a layer that has more than a product
+WITH_BIAS = 4  # one layer in so many: models.json does not say which have one
+TOKENS = 8192
+# By K, the bounds of the speed over PyTorch's two kernels.
+GELU_BARS = {1024: (1.25, 1.20), 2048: (1.12, 1.08), 4096: (1.04, 1.02)}
+PLAIN = "plain product"  # our other way to compare with
 
 
 def layers(seed: int = SEED, count: int = CASES) -> list[tuple[int, int, int]]:
@@ -36,49 +50,114 @@ def layers(seed: int = SEED, count: int = CASES) -> list[tuple[int, int, int]]:
         model = chance.choice(published)
         hidden, inner = model.hidden_size, model.intermediate_size
         n, k = chance.choice([(hidden, hidden), (inner, hidden), (hidden, inner)])
-        tokens = 1 << chance.randrange(15)
-        shape = (tokens, n, k)
-        if 2 * (tokens * (n + k) + n * k) <= MOST_BYTES and shape not in drawn:
+        shape = (models.tokens(chance, 1, MOST_TOKENS), n, k)
+        if 2 * (shape[0] * (n + k) + n * k) <= MOST_BYTES and shape not in drawn:
             drawn.append(shape)
     return drawn
 
 
+def _cases() -> list[Case]:
+    options = [{"with": BIAS} if i % WITH_BIAS == WITH_BIAS - 1 else {} for i in range(CASES)]
+    return [
+        *(
+            Case("forward", torch.bfloat16, shape, of)
+            for shape, of in zip(layers(), options, strict=True)
+        ),
+        *(Case("forward", torch.bfloat16, (TOKENS, 4 * k, k), {"with": GELU}) for k in GELU_BARS),
+        Case("forward", torch.float32, (64, 64, 64), {"with": BIAS}, timer="host"),
+    ]
+
+
+def _has_gelu(case: Case) -> bool:
+    return case.options.get("with") == GELU
+
+
 def _inputs(case: Case) -> Tensors:
     m, n, k = case.shape
-    return normal([(m, k), (n, k), (n,)], case.dtype)
+    return normal([(m, k), (n, k), *([(n,)] if "with" in case.options else [])], case.dtype)
+
+
+def _expected(case: Case, tensors: Tensors) -> Expected:
+    x, weight, *bias = tensors
+    sums = expected_product(x, weight.mT, bias[0] if bias else None, case.dtype)
+    if not _has_gelu(case):
+        return sums
+    assert sums.allowance is not None
+    return Expected(gelu_oracle, sums.tensors, {}, case.dtype, SLOPE * sums.allowance)
+
+
+def _is_layer(row: Row) -> bool:
+    return row["timer"] == "device" and row["options"].get("with") != GELU
+
+
+def _is_activated(row: Row) -> bool:
+    return row["options"].get("with") == GELU
 
 
 benchmark = Benchmark(
     op="linear",
-    cases=[
-        *(Case("forward", torch.bfloat16, shape) for shape in layers()),
-        Case("forward", torch.float32, (64, 64, 64), timer="host"),
-    ],
+    cases=_cases(),
     inputs=_inputs,
-    expected=expected_of(SPEC),
+    expected=_expected,
     bytes_moved=products.bytes_moved,
     flops=products.flops,
     shape=products.square,
+    keywords=lambda case: {"activation": "gelu"} if _has_gelu(case) else {},
     takes=products.is_product,
+    on_demand=products.ON_DEMAND,
     bars=[
         Bar(
-            "worst speed over cuBLAS",
-            lambda row: row["timer"] == "device",
-            products.speed_over_torch,
-            lambda row: 0.90 if row["provider"] == "cuda" else 0.85,
+            "speed over cuBLAS, layers of published models",
+            _is_layer,
+            speed_over_torch,
+            products.by_language(0.90, 0.85),
+            mean=products.by_language(1.00, 0.97),
+        ),
+        Bar(
+            "speed over own plain product, with bias and GELU",
+            _is_activated,
+            products.over(PLAIN),
+            products.by_language(0.97, 0.95),
+        ),
+        Bar(
+            "speed over PyTorch's two kernels, with bias and GELU",
+            _is_activated,
+            speed_over_torch,
+            lambda row: products.by_language(*GELU_BARS[row["shape"][-1]])(row),
         ),
         products.HOST_BAR,
     ],
 )
 
 benchmark.ours({"forward": diglot.linear})
-FUNCTIONS: dict[str, Function] = {"forward": F.linear}
-benchmark.way("torch", FUNCTIONS, code=[F.linear])
 
 
-def _layer(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def _plain(backend: str, case: Case, tensors: Tensors) -> Call | None:
+    """The product alone, without the bias and what follows it."""
+    if not _has_gelu(case):
+        return None
+    x, weight, _ = tensors
+    call = functools.partial(diglot.linear, x, weight, backend=backend)
+    return OtherCall(call, lambda: expected_product(x, weight.mT, None, case.dtype))
+
+
+products.other_way(benchmark, PLAIN, _plain)
+
+
+@benchmark.provider("torch", F.linear, F.gelu)
+def _torch(case: Case, tensors: Tensors) -> Call:
+    """PyTorch's layer, and its GELU in a second kernel."""
+    layer = functools.partial(F.linear, *tensors)
+    return (lambda: F.gelu(layer())) if _has_gelu(case) else layer
+
+
+def _layer(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
     """The definition, a kernel for each operation in eager PyTorch."""
-    return input @ weight.mT + bias
+    sums = input @ weight.mT
+    sums = sums if bias is None else sums + bias
+    return sums if activation is None else F.gelu(sums)
 
 
 benchmark.compiled({"forward": _layer})

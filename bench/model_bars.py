@@ -15,6 +15,7 @@ import torch
 
 from diglot.bench import models
 from diglot.bench.harness import OURS, Row
+from diglot.tools.numbers import NOTHING
 
 MEGABYTES = 1 << 20
 LARGE, VERY_LARGE = 32 * MEGABYTES, 96 * MEGABYTES  # of an input
@@ -59,24 +60,31 @@ class Reached:
     Attributes:
         value: a ratio, or a share of the cases; None where no case tells.
         bound: the bar; None: there is none.
+        lacks: whether a case has no value, so that the bar is missed whatever the others reach.
     """
 
     value: float | None
     bound: float | None
     at_least: bool = True
     is_share: bool = False
+    lacks: bool = False
 
     @property
     def is_missed(self) -> bool:
-        """Whether there is a bar, and the value is on its wrong side."""
-        if self.value is None or self.bound is None:
+        """Whether there is a bar, and the value is on its wrong side, or a case has none."""
+        if self.bound is None or (self.value is None and not self.lacks):
             return False
+        if self.lacks or self.value is None:
+            return True
         return self.value < self.bound if self.at_least else self.value > self.bound
 
     def __str__(self) -> str:
+        if self.value is None and not self.is_missed:
+            return NOTHING
         if self.value is None:
-            return "–"
-        said = f"{100 * self.value:.0f} %" if self.is_share else f"{self.value:.3f}"
+            said = "no time"
+        else:
+            said = f"{100 * self.value:.0f} %" if self.is_share else f"{self.value:.3f}"
         if self.bound is not None:
             bound = f"{100 * self.bound:g} %" if self.is_share else f"{self.bound:g}"
             said += f" ({'≥' if self.at_least else '≤'} {bound})"

@@ -38,8 +38,10 @@ def _expected(case: Case, tensors: Tensors) -> Expected:
 
 
 def _bytes_moved(case: Case, tensors: Tensors) -> int:
-    """Each input once, and the result once."""
-    return sum(map(nbytes, tensors)) + nbytes(tensors[0])
+    """Each input once, and the result once. Weights count of experts that a token has chosen."""
+    x, w1, w2, weights, ids = tensors
+    chosen = ids.unique().numel() / len(w1)
+    return 2 * nbytes(x) + nbytes(weights) + nbytes(ids) + round(chosen * (nbytes(w1) + nbytes(w2)))
 
 
 def _flops(case: Case, tensors: Tensors) -> int:
@@ -78,6 +80,7 @@ benchmark = Benchmark(
     flops=_flops,
     shape=_square,
     takes=lambda case: len(case.shape) == 5,
+    on_demand=products.ON_DEMAND,
     bars=[],
 )
 

@@ -42,7 +42,8 @@ def _is_time(row: Row) -> bool:
     return row["timer"] in ("host", "graph")
 
 
-def _unit(row: Row) -> str:
+def unit_of(row: Row) -> str:
+    """What `cases_of` measures a row by."""
     if _is_time(row):
         return "µs per call"
     return "TFLOP/s" if "tflop_per_s" in row else "GB/s (each input once, each output once)"
@@ -122,7 +123,7 @@ def _picture(rows: list[Row], gpu: str) -> Picture:
         panels = _groups(rows, "dtype")
         height = FRAME + 2.4 * len(panels)
         return Picture(title, lambda figure: _sweep(figure, panels), WIDTH, height)
-    return by_case(title, cases_of(rows), _unit(first))
+    return by_case(title, cases_of(rows), unit_of(first))
 
 
 def cases_of(rows: Iterable[Row]) -> list[Case]:
@@ -133,7 +134,9 @@ def cases_of(rows: Iterable[Row]) -> list[Case]:
         ceilings = [c for row in case.values() if (c := _ceiling(row)) is not None]
         name = f"{first['dtype']}\n{reports.shape_text(first)}"
         points = {provider: _point(row) for provider, row in case.items()}
-        found.append(Case(name, points, max(ceilings, default=None)))
+        is_product = any("product_tflop_per_s" in row for row in case.values())
+        ceiling_name = drawing.PRODUCT_CEILING if is_product else drawing.CEILING
+        found.append(Case(name, points, max(ceilings, default=None), ceiling_name))
     return found
 
 
@@ -173,7 +176,7 @@ def _sweep(figure: Any, panels: Sequence[list[Row]]) -> None:
             sorted({(row["bytes"], c) for row in rows if (c := _ceiling(row)) is not None}),
         )
         axes.set_title(rows[0]["dtype"])
-        axes.set_ylabel(_unit(rows[0]).partition(" (")[0])
+        axes.set_ylabel(unit_of(rows[0]).partition(" (")[0])
         axes.set_xlabel("bytes moved, each input and output once, logarithmic scale")
         axes.set_ylim(bottom=0)
     drawing.legend(figure)

@@ -1,15 +1,20 @@
-"""What the benchmarks of products share: bytes, operations, sizes, speed beside cuBLAS.
+"""What the benchmarks of products share: bytes, operations, layouts, speed beside other ways.
 
 A case's shape is (M, N, K). PyTorch's product is cuBLAS.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
+import torch
+
 from diglot.bench.harness import (
+    OURS,
     Bar,
     Benchmark,
+    Call,
     Case,
     Function,
     Row,
@@ -19,6 +24,9 @@ from diglot.bench.harness import (
     normal,
 )
 from diglot.reference.specs import OpSpec, nbytes
+
+# A product that is compiled or written out is PyTorch's product again. A ranking asks for them.
+ON_DEMAND = ("torch.compile", "formula")
 
 
 def bytes_moved(case: Case, tensors: Tensors) -> int:
@@ -44,13 +52,48 @@ def is_product(case: Case) -> bool:
     return len(case.shape) == 3
 
 
-def speed_over_torch(row: Row, rows: Rows) -> float:
-    """Speed as a multiple of PyTorch's, for the same operands."""
-    return float(rows["torch"]["time_us"] / row["time_us"])
+def laid_out(layout: str, *matrices: torch.Tensor) -> Tensors:
+    """The same values, each by rows (N) or by columns (T), as BLAS names layouts."""
+    pairs = zip(layout, matrices, strict=True)
+    return tuple(t.mT.contiguous().mT if of == "T" else t.contiguous() for of, t in pairs)
+
+
+# --- bars ----------------------------------------------------------------------------------------
+
+
+def by_language(cuda: float, triton: float) -> Callable[[Row], float]:
+    """A bound of each language."""
+    bounds = {"cuda": cuda, "triton": triton}
+    return lambda row: bounds[row["provider"]]
+
+
+def over(way: str) -> Callable[[Row, Rows], float]:
+    """Speed as a multiple of that of another way of the same language."""
+    return lambda row, rows: rows[f"{row['provider']}, {way}"]["time_us"] / row["time_us"]
+
+
+def of_way(way: str) -> Callable[[Row, Rows], float]:
+    """Speed of another way of the same language as a multiple of the row's."""
+    return lambda row, rows: row["time_us"] / rows[f"{row['provider']}, {way}"]["time_us"]
 
 
 # No case is recorded by autograd yet, so the second bounds are not used.
 HOST_BAR: Bar = host_bar(cuda=(6, 6), triton=(20, 20))
+
+
+# --- providers -----------------------------------------------------------------------------------
+
+
+def other_way(
+    benchmark: Benchmark, way: str, make: Callable[[str, Case, Tensors], Call | None]
+) -> None:
+    """Adds another way of ours to compare with, in both languages, such as "cuda, aligned".
+
+    Args:
+        make: from the backend, a case and its tensors to the call, or None.
+    """
+    for backend in OURS:
+        benchmark.provider(f"{backend}, {way}", make)(functools.partial(make, backend))
 
 
 def around(
@@ -81,6 +124,7 @@ def around(
         shape=square,
         keywords=lambda case: {},
         takes=is_product,
+        on_demand=ON_DEMAND,
         bars=[HOST_BAR],
     )
     made.ours({"forward": ours})

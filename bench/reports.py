@@ -82,10 +82,21 @@ def write_csv(rows: Iterable[Row], path: Path) -> None:
             table.writerow(row | texts)
 
 
-def judged(name: str, value: float | None, bound: float, at_least: bool = True) -> Row:
-    """What a row says of a bar; without a value the bar is missed."""
+def judged(
+    name: str,
+    value: float | None,
+    bound: float,
+    at_least: bool = True,
+    mean: float | None = None,
+) -> Row:
+    """What a row says of a bar; without a value the bar is missed.
+
+    Args:
+        mean: what the geometric mean of the bar's rows must reach; bar_tables.py judges it.
+    """
     met = value is not None and (value >= bound if at_least else value <= bound)
-    return {"name": name, "value": value, "bound": bound, "at_least": at_least, "met": met}
+    said = {"name": name, "value": value, "bound": bound, "at_least": at_least, "met": met}
+    return said if mean is None else {**said, "mean": mean}
 
 
 def key_of(row: Row) -> str:

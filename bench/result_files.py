@@ -187,9 +187,12 @@ def _damage_of_facts(kind: str, content: Mapping[str, Any]) -> str | None:
     return next((f"{name} is no number" for name in wrong), None)
 
 
+def _is_real(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _is_finite(value: Any) -> bool:
-    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_one and -LARGEST < value < LARGEST
+    return _is_real(value) and -LARGEST < value < LARGEST
 
 
 def _is_number(value: Any) -> bool:
@@ -212,17 +215,19 @@ def _is_bar(value: Any) -> bool:
         and _is_number(value.get("bound"))
         and (value.get("value") is None or _is_finite(value["value"]))
         and isinstance(value.get("met"), bool)
+        and (value.get("mean") is None or _is_number(value["mean"]))
     )
 
 
-# What an entry of a row is, and how that is told. Errors may be infinite or NaN.
+# What an entry of a row is, and how that is told. Errors may be infinite or NaN, or as large as an
+# error beside an ulp of almost nothing.
 Check = tuple[str, Callable[[Any], bool]]
 TEXT: Check = ("str", lambda value: isinstance(value, str))
 POSITIVE: Check = ("positive number", lambda value: _is_number(value) and value > 0)
 NUMBER: Check = ("number from 0 on", _is_number)
 ERROR: Check = (
     "error",
-    lambda of: _is_number(of) or of in NOT_FINITE or of == math.inf or of != of,
+    lambda of: of in NOT_FINITE or (_is_real(of) and not of < 0),
 )
 ENTRIES: dict[str, Check] = {
     **dict.fromkeys((*TEXTS, "how"), TEXT),

@@ -20,12 +20,14 @@ from diglot.bench.harness import (
     Call,
     Case,
     ErrorOf,
+    OtherCall,
     Row,
     Rows,
     Tensors,
 )
 from diglot.bench.instruments import CEILINGS, GPU, WITH_CEILING, Instruments, Timer
 from diglot.bench.reports import judged
+from diglot.reference.specs import Expected, as_tuple
 from diglot.tools.accuracy import measure_error
 from diglot.tools.inputs import is_out_of_memory, tell_out_of_memory
 from diglot.tools.measure import Timing
@@ -56,7 +58,7 @@ def run(
     """Measures case by case.
 
     Args:
-        only: names of the providers; by default all.
+        only: names of the providers; by default all but those on demand.
         launches: whether to count those of each call, with a profiler.
         weighs: whether to measure the host's time and the memory of each call.
 
@@ -71,7 +73,8 @@ def run(
     cases = benchmark.cases if cases is None else cases
     for i, case in enumerate(cases):
         tell(f"{benchmark.op} {i + 1}/{len(cases)}: {describe(case)}")
-        rows = _Run(benchmark, case, instruments).measure(only, launches, weighs)
+        with benchmark.setting(case):
+            rows = _Run(benchmark, case, instruments).measure(only, launches, weighs)
         if case in benchmark.cases and not only:
             judge(benchmark.bars, rows)
         yield list(rows.values())
@@ -110,10 +113,15 @@ class _Run:
         self.tensors: Tensors = ()
         self.common: Row = {"op": benchmark.op, **row_of(case)}
         self.rows: Rows = {}
+        self.right: tuple[Expected, ...] | None = None  # results, once they are known
 
     def measure(self, only: Collection[str], launches: bool, weighs: bool) -> Rows:
         """The rows of the providers that take the case."""
-        chosen = [name for name in self.benchmark.providers if not only or name in only]
+        chosen = [
+            name
+            for name in self.benchmark.providers
+            if (name in only if only else name not in self.benchmark.on_demand)
+        ]
         if not MODES.keys().isdisjoint(chosen):
             torch.compiler.reset()  # each case is compiled for its shape alone
         try:
@@ -127,6 +135,7 @@ class _Run:
         if self.benchmark.flops is not None:
             self.common["flops"] = self.benchmark.flops(self.case, self.tensors)
         calls = {name: call for name in chosen if (call := self._admitted(name)) is not None}
+        self.right = None  # which may fill a good part of the memory
         self._time(calls)
         timed = {name: call for name, call in calls.items() if "time_us" in self.rows[name]}
         for name, call in timed.items() if weighs else ():
@@ -205,9 +214,15 @@ class _Run:
     def _error(self, call: Call) -> ErrorOf:
         if self.benchmark.error is not None:
             return self.benchmark.error(self.case, self.tensors, call)
-        assert self.benchmark.expected is not None
-        expected = self.benchmark.expected(self.case, self.tensors)
-        return ErrorOf.of([measure_error(call(), expected)])
+        if isinstance(call, OtherCall):
+            right = as_tuple(call.expected())
+        else:
+            assert self.benchmark.expected is not None
+            if self.right is None:
+                self.right = as_tuple(self.benchmark.expected(self.case, self.tensors))
+            right = self.right
+        pairs = zip(as_tuple(call()), right, strict=True)
+        return ErrorOf.of([measure_error(result, of) for result, of in pairs])
 
     def _time(self, calls: Mapping[str, Call]) -> None:
         """Adds times and speeds to rows."""
@@ -330,4 +345,5 @@ def judge(bars: Iterable[Bar], rows: Rows) -> None:
                 value = bar.value(row, rows) if "time_us" in row else None
             except KeyError:  # what it is measured by has no time
                 value = None
-            row["bars"].append(judged(bar.name, value, bound, bar.at_least))
+            mean = None if bar.mean is None else bar.mean(row)
+            row["bars"].append(judged(bar.name, value, bound, bar.at_least, mean))

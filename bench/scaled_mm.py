@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import diglot
 from diglot.bench import harness, products
-from diglot.bench.harness import OURS, Bar, Benchmark, Call, Case, Row, Rows, Tensors, normal
+from diglot.bench.harness import (
+    Bar,
+    Benchmark,
+    Call,
+    Case,
+    Row,
+    Tensors,
+    normal,
+    speed_over_torch,
+)
 from diglot.reference.scaled_mm import BLOCK, expected_scaled_product, scaled
 from diglot.reference.specs import Expected
 
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 8192), (128, 8192, 8192))
 MATRIX, ROW, BLOCKS = "matrix", "row", "blocks"
-ONE_SCALE, FAST = "one scale", "fast sums"  # our other ways to the same result
+K_MAJOR = "NT"  # A by rows, B by columns: what tensor cores read
+OTHER_LAYOUTS = ("NN", "TN", "TT")
+# Our other ways to the same result.
+ONE_SCALE, FAST, OF_K_MAJOR = "one scale", "fast sums", "K-major"
 TERMS = 32  # products that tensor cores add at once
 SCALE = 0.5
 
 
 def _inputs(case: Case) -> Tensors:
-    """A (m, k), and B (k, n) with contiguous columns."""
+    """A (m, k) and B (k, n), each by rows or by columns."""
     m, n, k = case.shape
     a, b = (t.to(torch.float8_e4m3fn) for t in normal([(m, k), (n, k)], torch.float32))
-    return a, b.mT
+    return products.laid_out(_layout(case), a, b.mT)
+
+
+def _layout(case: Case) -> str:
+    return str(case.options.get("layout", K_MAJOR))
 
 
 def _form(case: Case) -> str:
@@ -63,17 +80,8 @@ def _is_large(row: Row) -> bool:
     return tuple(row["shape"]) in SHAPES[:3]
 
 
-def _beside(way: str, row: Row, rows: Rows) -> float:
-    """Speed as a multiple of that of another way of the same language."""
-    return float(rows[f"{row['provider']}, {way}"]["time_us"] / row["time_us"])
-
-
 def _has(name: str, value: Any, row: Row) -> bool:
-    return _is_large(row) and row["options"].get(name) == value
-
-
-def _by_language(cuda: float, triton: float) -> Any:
-    return lambda row: cuda if row["provider"] == "cuda" else triton
+    return _is_large(row) and "layout" not in row["options"] and row["options"].get(name) == value
 
 
 benchmark = Benchmark(
@@ -83,6 +91,11 @@ benchmark = Benchmark(
         *(Case("forward", torch.bfloat16, s, {"scales": ROW, "fast": True}) for s in SHAPES),
         *(Case("forward", torch.bfloat16, s, {"scales": MATRIX, "fast": False}) for s in SHAPES),
         *(Case("forward", torch.bfloat16, s, {"scales": BLOCKS, "fast": False}) for s in SHAPES),
+        *(
+            Case("forward", torch.bfloat16, shape, {"scales": MATRIX, "layout": layout})
+            for shape in SHAPES[:2]
+            for layout in OTHER_LAYOUTS
+        ),
         Case("forward", torch.bfloat16, (64, 64, 64), {"scales": MATRIX}, timer="host"),
     ],
     inputs=_inputs,
@@ -92,25 +105,32 @@ benchmark = Benchmark(
     shape=products.square,
     operands=_operands,
     keywords=lambda case: {"out_dtype": case.dtype, "use_fast_accum": _is_fast(case)},
-    takes=products.is_product,
+    takes=lambda case: products.is_product(case) and "layout" not in case.options,
+    on_demand=products.ON_DEMAND,
     bars=[
         Bar(
             "speed over cuBLASLt, one scale",
             lambda row: _has("scales", MATRIX, row) and _has("fast", True, row),
-            products.speed_over_torch,
-            _by_language(0.97, 0.92),
+            speed_over_torch,
+            products.by_language(0.97, 0.92),
         ),
         Bar(
             "speed of scales of rows over one scale",
             functools.partial(_has, "scales", ROW),
-            functools.partial(_beside, ONE_SCALE),
-            _by_language(0.97, 0.95),
+            products.over(ONE_SCALE),
+            products.by_language(0.97, 0.95),
         ),
         Bar(
             "speed of exact over fast sums, one scale",
             lambda row: _has("scales", MATRIX, row) and _has("fast", False, row),
-            functools.partial(_beside, FAST),
-            _by_language(0.85, 0.80),
+            products.over(FAST),
+            products.by_language(0.85, 0.80),
+        ),
+        Bar(
+            "speed over own K-major operands, one scale",
+            lambda row: "layout" in row["options"],
+            products.over(OF_K_MAJOR),
+            products.by_language(0.85, 0.80),
         ),
         products.HOST_BAR,
     ],
@@ -119,27 +139,30 @@ benchmark = Benchmark(
 benchmark.ours({"forward": diglot.scaled_mm})
 
 
-def _other_way(backend: str, way: str, case: Case, tensors: Tensors) -> Call | None:
-    """The same product with one scale, or with fast sums, where the case has neither."""
-    if way == ONE_SCALE and _form(case) != ROW:
+# Of which cases each way differs.
+DIFFERS: dict[str, Callable[[Case], bool]] = {
+    ONE_SCALE: lambda case: _form(case) == ROW,
+    FAST: lambda case: _form(case) == MATRIX and not _is_fast(case),
+    OF_K_MAJOR: lambda case: _layout(case) != K_MAJOR,
+}
+
+
+def _other_way(way: str, backend: str, case: Case, tensors: Tensors) -> Call | None:
+    """The same product with one scale, fast sums and K-major operands, where the case has not."""
+    if not DIFFERS[way](case):
         return None
-    if way == FAST and (_is_fast(case) or _form(case) != MATRIX):
-        return None
-    (a, b), (of_a, of_b) = tensors, _scales(case, MATRIX)
+    (a, b), (of_a, of_b) = products.laid_out(K_MAJOR, *tensors), _scales(case, MATRIX)
     return lambda: diglot.scaled_mm(a, b, of_a, of_b, None, case.dtype, True, backend=backend)
 
 
-for _backend in OURS:
-    for _way in (ONE_SCALE, FAST):
-        benchmark.provider(f"{_backend}, {_way}", diglot.scaled_mm)(
-            functools.partial(_other_way, _backend, _way)
-        )
+for _way in DIFFERS:
+    products.other_way(benchmark, _way, functools.partial(_other_way, _way))
 
 
 @benchmark.provider("torch", torch._scaled_mm)
 def _torch(case: Case, tensors: Tensors) -> Call | None:
-    """PyTorch's op, of scales that all its versions take alike."""
-    if _form(case) == BLOCKS:
+    """PyTorch's op, of scales that all its versions take alike, and of K-major operands alone."""
+    if _form(case) == BLOCKS or _layout(case) != K_MAJOR:
         return None
     (a, b), (of_a, of_b) = tensors, _scales(case, _form(case))
     options = None, None, case.dtype, _is_fast(case)  # no bias, and no scale of the result

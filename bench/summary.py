@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from diglot.bench import marks
+from diglot.bench import bar_tables, marks
 from diglot.bench.harness import OURS, Row
 from diglot.bench.markdown import NOTHING, table
 from diglot.bench.reports import case_of, label, measured_on, no_time
@@ -65,7 +65,9 @@ def verdict(rows: Collection[Row], gpu: str | None) -> tuple[str, bool]:
     """What rows say in one line, and whether a result of ours is wrong or misses a bar."""
     ours = [row for row in rows if row["provider"] in OURS]
     wrong = sum(row.get("verified") is False for row in ours)
+    means = [line.mean for line in bar_tables.lines(ours) if line.mean.bound is not None]
     met = [bar["met"] for row in ours for bar in row["bars"]]
+    met += [not mean.is_missed for mean in means]
     cases = len({case_of(row) for row in rows})
     said = [f"{cases} case{'s' * (cases != 1)} on {gpu or 'no GPU'}"]
     said.append(f"{wrong} of {len(ours)} results of ours are wrong or failed" if wrong else "")

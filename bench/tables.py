@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from diglot.bench import (
+    bar_tables,
     chosen_plans,
     marks,
     model_bars,
@@ -29,6 +30,7 @@ from diglot.bench.reports import by_case, label, measured_on, no_time
 from diglot.bench.result_files import OF_OPS, committed
 from diglot.bench.stream_tables import stream_cases_markdown, stream_map_markdown
 from diglot.bench.summary import regimes_markdown
+from diglot.tools.numbers import number
 
 PROVIDERS = (
     "cuda",
@@ -67,7 +69,7 @@ def _table(title: str, cases: Sequence[dict[str, dict[str, Any]]], text: Any) ->
     return table(header, body)
 
 
-# The names of bars, as the last column abbreviates them.
+# The names of bars up to a comma, as the last column abbreviates them.
 SHORT = {
     "share of the copy ceiling": "copy ≥",
     "share of the copy ceiling along dimension 0": "copy ≥",
@@ -82,12 +84,30 @@ SHORT = {
     "time over grid.sync()": "grid.sync()'s time ≤",
     "host µs over torch": "torch + ≤",
     "TB/s of the input": "TB/s ≥",
+    **dict.fromkeys(
+        (
+            "speed over cuBLAS",
+            "speed over cuBLASLt",
+            "speed over PyTorch",
+            "speed over PyTorch's",
+            "speed over PyTorch's two kernels",
+        ),
+        "torch ≥",
+    ),
+    "speed over torch.compile (max-autotune)": "compiled ≥",
+    "speed over own aligned operands": "aligned ≥",
+    "speed over own K-major operands": "K-major ≥",
+    "speed over own plain product": "plain ≥",
+    "speed of batch_invariant over the default": "invariant ≥",
+    "speed of scales of rows over one scale": "one scale ≥",
+    "speed of exact over fast sums": "fast ≥",
 }
 BARS_MEAN = (
     'The last column has the bars. Two numbers are for cuda and triton. "copy ≥ 0.95" asks for '
     '0.95 of a copy\'s speed. "peer ≥ 0.97" asks for 0.97 of the fastest peer\'s speed; "torch", '
     '"compiled" and "formula" ask for a multiple of theirs. "torch\'s time ≤ 1.05" allows 1.05 of '
-    'PyTorch\'s time, and "torch + ≤ 3" allows 3 µs more than PyTorch.'
+    'PyTorch\'s time, and "torch + ≤ 3" allows 3 µs more than PyTorch. Of [products]'
+    "(products.md#speed), other words ask for a multiple of our own speed in another way."
 )
 
 
@@ -97,10 +117,14 @@ def _bars(rows: dict[str, dict[str, Any]]) -> str:
         for bar in rows.get(provider, {}).get("bars", []):
             bounds.setdefault(bar["name"], {})[provider] = bar["bound"]
     texts = [
-        f"{SHORT.get(name, name)} {' / '.join(dict.fromkeys(f'{b:g}' for b in of.values()))}"
+        f"{_short(name)} {' / '.join(dict.fromkeys(f'{b:g}' for b in of.values()))}"
         for name, of in sorted(bounds.items())
     ]
     return ", ".join(texts) or NOTHING
+
+
+def _short(name: str) -> str:
+    return SHORT.get(name.partition(",")[0], name)
 
 
 Reports = list[dict[str, Any]]
@@ -123,6 +147,13 @@ def _speed(row: dict[str, Any]) -> str:
     return f"{row['tb_per_s']:.2f} ({row['share_of_copy']:.2f})"
 
 
+def _product_speed(row: dict[str, Any]) -> str:
+    return f"{number(row['tflop_per_s'])} ({row['share_of_product']:.2f})"
+
+
+# In place of bytes, of ops that are bound by arithmetic.
+PRODUCT_SPEED = "TFLOP/s (share of a large product by PyTorch)", _product_speed
+
 # Of the common harness's timers: a table's title, and the text of a row.
 TIMERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "device": ("TB/s (share of copy)", _speed),
@@ -141,6 +172,8 @@ def of_op(report: dict[str, Any]) -> list[str]:
     lines = []
     for timer, (title, text) in TIMERS.items():
         cases = by_case(row for row in report["rows"] if row["timer"] == timer)
+        if timer == "device" and any("flops" in row for row in report["rows"]):
+            title, text = PRODUCT_SPEED
         if cases:
             lines += _table(title, cases, text)
     return lines
@@ -243,6 +276,28 @@ MODELS = of_rows(
     (model_bars.HEADER, model_bars.table),
     (models.WORST_HEADER, models.worst),
 )
+
+
+def _layers(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Those of published models in which the peer is furthest ahead."""
+    return models.worst([row for row in rows if (row["op"], row["timer"]) == ("linear", "device")])
+
+
+PRODUCT_OPS = (
+    "matmul",
+    "linear",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "mlp",
+    "scaled_mm",
+    "grouped_mm",
+    "moe",
+)
+PRODUCTS = of_rows(
+    (bar_tables.HEADER, bar_tables.table),
+    (models.WORST_HEADER, _layers),
+)
 CHOSEN = of_rows((chosen_plans.HEADER, chosen_plans.table))
 COSTS = of_rows((plan_costs.HEADER, plan_costs.table))
 # Of the pages, by the mark of a part: which committed results it is of, and what makes it.
@@ -258,6 +313,12 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
     ("docs/ranking.md", "ranking", "results/*/ranking/*.json", ranking.markdown),
     ("docs/barriers.md", "designs", "results/*/barrier_designs.json", each(designs_table)),
     ("docs/barriers.md", "use", "results/*/barrier_designs.json", each(use_table)),
+    (
+        "docs/products.md",
+        "bench",
+        " ".join(f"results/*/{op}.json" for op in PRODUCT_OPS),
+        PRODUCTS,
+    ),
     ("docs/graphs.md", "bench", "results/*/graphs.json", graphs_markdown),
     ("docs/l2.md", "bench", "results/*/l2.json", l2_markdown),
     ("docs/pipeline.md", "cases", "results/*/stream_cases.json", stream_cases_markdown),

@@ -61,7 +61,7 @@ def test_figures_of_a_call():
     assert rows["torch"]["bars"] == []
 
 
-@pytest.mark.parametrize(("device_us", "calls"), [(5, 20), (9_000, 20), (50_000, 4), (3e5, 1)])
+@pytest.mark.parametrize(("device_us", "calls"), [(5, 20), (2_500, 20), (12_500, 4), (3e5, 1)])
 def test_of_long_calls_the_host_has_few_to_wait_for(device_us, calls, monkeypatch):
     taken = []
 

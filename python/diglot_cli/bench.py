@@ -164,7 +164,7 @@ def _keep(done: Any, asked: Any, messages: Console) -> None:
 
 
 def _print(done: Any, ranking: bool) -> None:
-    from diglot.bench import marks, summary
+    from diglot.bench import bar_tables, marks, summary
     from diglot.bench import ranking as ranks
     from diglot.bench.lines import RULE
     from diglot.tools.regimes import peak_gb_per_s
@@ -178,6 +178,8 @@ def _print(done: Any, ranking: bool) -> None:
     else:
         peak = None if done.gpu is None else peak_gb_per_s(done.gpu)
         print_table(summary.COLUMNS, [summary.cells(row, peak) for row in done.rows])
+        if any("mean" in bar for row in done.rows for bar in row["bars"]):
+            print_table(bar_tables.HEADER, bar_tables.table(done.rows))
     console = make_console()
     for line in (*summary.reasons(done.rows), *marks.notes(done.rows)):
         console.print(line, markup=False)

@@ -177,7 +177,7 @@ def _product(device: torch.device | str, side: int, name: str) -> Run:
     def call() -> torch.Tensor:
         if dtype == FLOAT8:
             return torch._scaled_mm(a, columns, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-        with _float32_products("tf32" if name == "tf32" else "ieee"):
+        with float32_products("tf32" if name == "tf32" else "ieee"):
             return torch.mm(a, b)
 
     def is_right(out: torch.Tensor) -> bool:
@@ -191,7 +191,8 @@ def _product(device: torch.device | str, side: int, name: str) -> Run:
 
 
 @contextmanager
-def _float32_products(precision: str) -> Iterator[None]:
+def float32_products(precision: str) -> Iterator[None]:
+    """Has PyTorch's switch ask for "tf32" or "ieee" products of float32, for a while."""
     settings: Any = torch.backends.cuda.matmul
     before = settings.fp32_precision
     settings.fp32_precision = precision

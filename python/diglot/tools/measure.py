@@ -25,7 +25,7 @@ Filler = Callable[[float], None]
 
 GRAPH_CALLS, GRAPH_TURNS = 20, 50
 HOST_CALLS = 100
-BESIDE_ROUNDS, BESIDE_CALLS, BESIDE_BUDGET_US = 10, 20, 2e6
+BESIDE_ROUNDS, BESIDE_CALLS, BESIDE_BUDGET_US = 10, 20, 5e5
 # So long the device is kept busy before a call at least, while the host enqueues it; and at most.
 # Where that was too short the sample is taken anew, and the device kept busy twice as long.
 HOST_US, MOST_HOST_US = 400.0, 50_000.0
