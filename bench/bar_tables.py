@@ -51,14 +51,14 @@ HEADER = ("op", "bar", "language", "cases", "geometric mean", "worst", "worst ca
 
 def lines(rows: Iterable[Row]) -> list[Line]:
     """The lines of rows, op by op, bar by bar."""
-    found: dict[Any, list[tuple[Row, Row]]] = {}
+    found: dict[tuple[Any, ...], list[tuple[Row, Row]]] = {}
     for row in rows:
         for bar in row["bars"] if row["provider"] in OURS else ():
             key = row["op"], bar["name"], row["provider"], bar["bound"], bar.get("mean")
             found.setdefault(key, []).append((bar, row))
     names = list(dict.fromkeys(key[:2] for key in found))
     ordered = sorted(found, key=lambda key: (names.index(key[:2]), OURS.index(key[2])))
-    return [_line(*key, found[key]) for key in ordered]
+    return [_line(key, found[key]) for key in ordered]
 
 
 def table(rows: Iterable[Row]) -> list[list[str]]:
@@ -66,14 +66,9 @@ def table(rows: Iterable[Row]) -> list[list[str]]:
     return [line.cells for line in lines(rows)]
 
 
-def _line(
-    op: str,
-    name: str,
-    language: str,
-    bound: float,
-    mean: float | None,
-    pairs: Sequence[tuple[Row, Row]],
-) -> Line:
+def _line(key: tuple[Any, ...], pairs: Sequence[tuple[Row, Row]]) -> Line:
+    """The line of bars, each with its row, that have the key in common."""
+    op, name, language, bound, mean = key
     at_least = pairs[0][0].get("at_least", True)
     values = [bar["value"] for bar, _ in pairs]
     known = [value for value in values if value is not None]
