@@ -138,5 +138,5 @@ benchmark = Benchmark(
 
 benchmark.ours(_both(diglot.mlp))
 benchmark.way("torch", _both(_layers), code=[_layers])
-benchmark.compiled(_both(_layers))
-benchmark.way("formula", _both(_formula))
+benchmark.compiled(_both(_layers), code=[_layers])
+benchmark.way("formula", _both(_formula), code=[_formula])
