@@ -40,9 +40,22 @@ def test_batches_by_tma(backend, dtype):
     ]:
         assert_product(diglot.bmm(x, y, backend=backend), x, y)
         assert diglot.last_run().variant.startswith(("wgmma", "descriptors"))
-    wide = normal(2, 3, 72, 136, dtype=dtype)
-    x, y = wide.transpose(0, 1), normal(3, 1, 136, 88, dtype=dtype)
-    assert_product(diglot.matmul(x, y, backend=backend), x, y)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_two_dimensions_by_tma(backend):
+    """As heads of an attention lie, and with matrices that differ along one dimension alone."""
+    dtype = torch.bfloat16
+    heads, keys = (normal(2, 40, 3, 72, dtype=dtype).transpose(1, 2) for _ in range(2))
+    for x, y in [
+        (heads, keys.mT),
+        (heads, keys[:1].mT),
+        (heads, keys[:, :1].mT),
+        (heads[:, :1], keys.mT),
+        (heads, keys[:, :, :37].mT),
+    ]:
+        assert_product(diglot.matmul(x, y, backend=backend), x, y)
+        assert diglot.last_run().variant.startswith(("wgmma", "descriptors"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -14,7 +14,7 @@ from diglot.triton_ops.launch.padded_copy import Matrix, copied_behind, readable
 from diglot.triton_ops.launch.plan import ACCESS_BYTES, NOTHING, Launch, Operand, Scalar
 from diglot.triton_ops.launch.product_splits import scratch_of_parts
 from diglot.triton_ops.launch.product_tiles import Epilogue, best_variant
-from diglot.triton_ops.launch.products import MOST_SIDE, Product, Steps, product_of, tiles_of
+from diglot.triton_ops.launch.products import MOST_SIDE, Product, product_of, tiles_of
 from diglot.triton_ops.lib.products.descriptors import multiply_by_descriptors
 from diglot.triton_ops.lib.products.padded_copy import copy_lines
 from diglot.triton_ops.lib.products.pointers import multiply_by_pointers
@@ -24,6 +24,8 @@ GRID_SIDE = 1 << 30  # programs along an axis of a grid
 TMA_ARCHITECTURE = 90
 COPIED, TRANSPOSED = (16, 256), (64, 64)  # a tile of a copy
 COPY_WARPS = 4
+BATCH_RANK = 2  # dimensions of a batch that descriptors take
+Batch = tuple[tuple[int, int], ...]  # of each dimension, matrices and the step between them
 
 
 @triton.jit
@@ -53,18 +55,20 @@ def matmul_pointers(
 
 @triton.jit
 def matmul_descriptors(
-    a, b, bias, input, before, c, counters, scratch, m, n, k, row_stride, c_step, input_step,
+    a, b, bias, input, before, c, counters, scratch, m, n, k, row_stride,
+    inner, c_outer, c_inner, input_outer, input_inner,
     rows, columns, count, parts, input_row, input_column,
     beta_high, beta_low, alpha_high, alpha_low,
-    ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
+    OUTER: tl.constexpr, ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
     ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, GROUP: tl.constexpr,
     IS_EXCHANGED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     multiply_by_descriptors(
         a, b, (bias, 1, input, input_row, input_column), (before, c), counters, scratch, (m, n, k),
-        row_stride, (c_step, input_step), (rows, columns, count), parts,
-        (beta_high, beta_low, alpha_high, alpha_low), ALONG_M, ALONG_N, HAS_DESCRIPTOR,
-        ACTIVATION, IS_SLOPE, GROUP, IS_EXCHANGED, PIECES, BLOCK,
+        row_stride, (inner, ((c_outer, c_inner), (input_outer, input_inner))),
+        (rows, columns, count), parts, (beta_high, beta_low, alpha_high, alpha_low),
+        OUTER, ALONG_M, ALONG_N, HAS_DESCRIPTOR, ACTIVATION, IS_SLOPE, GROUP, IS_EXCHANGED, PIECES,
+        BLOCK,
     )  # fmt: skip
 
 
@@ -137,13 +141,13 @@ def _matrix(
     shape: tuple[int, int],
     strides: tuple[int, int],
     is_transposed: bool | None = None,
-    batch: tuple[int, int] = (1, 0),
+    batch: Batch = (),
 ) -> tuple[Operand, bool]:
     """An operand as a matrix of contiguous rows, and whether that is its transpose.
 
     Args:
         is_transposed: whether it must be; None: whichever has contiguous rows.
-        batch: how many matrices there are, and the step between them; 0: all are the same.
+        batch: of each dimension, how many matrices there are, and the step between them.
     """
     rows, columns = shape
     if is_transposed is None and columns == 1 < rows:  # a line for each element is much to copy
@@ -155,10 +159,11 @@ def _matrix(
     # The step of a single row is of no account, but a descriptor's must be a multiple of 16 bytes.
     unused = -(-columns // 8) * 8
     steps = (unused if rows == 1 else strides[0], 1 if columns == 1 else strides[1])
-    count, step = batch
-    first = slice(1 if step == 0 else 0, None)
+    differing = [pair for pair in batch if pair[1] != 0]
     return dataclasses.replace(
-        operand, shape=(count, rows, columns)[first], strides=(step, *steps)[first]
+        operand,
+        shape=(*(count for count, _ in differing), rows, columns),
+        strides=(*(step for _, step in differing), *steps),
     ), is_transposed
 
 
@@ -186,13 +191,24 @@ def plan_copies(a: Matrix, b: Matrix) -> tuple[tuple[Launch, ...], str]:
     return tuple(map(_copy, copied.values())), text if copied else ""
 
 
-def _batch(product: Product) -> tuple[int, Steps]:
-    """How many matrices there are, and the steps between them in C, A, B and the input."""
+def _batch(product: Product, array: int) -> Batch:
+    """The batch's dimensions in C, A, B or the input, the slowest first."""
     batches = product.batches
-    if not batches.sizes:
-        return 1, (0, 0, 0, 0)
-    (count,), ((c, a, b, input),) = batches.sizes, batches.strides
-    return count, (c, a, b, input)
+    pairs = [(n, steps[array]) for n, steps in zip(batches.sizes, batches.strides, strict=True)]
+    return tuple(reversed(pairs))
+
+
+def _is_outer(product: Product, array: int) -> bool:
+    """Whether matrices of an operand differ along the first of two dimensions alone."""
+    steps = [step != 0 for _, step in _batch(product, array)]
+    return steps == [True, False]
+
+
+def _steps(product: Product, array: int, has_descriptor: bool) -> tuple[Scalar, Scalar]:
+    """Steps along two dimensions of the batch, for a pointer."""
+    steps = [] if has_descriptor else [step for _, step in _batch(product, array)]
+    outer, inner = [None, None, *steps][-2:]
+    return outer, inner
 
 
 def _beside(product: Product) -> tuple[Operand | None, tuple[Scalar, Scalar]]:
@@ -200,12 +216,11 @@ def _beside(product: Product) -> tuple[Operand | None, tuple[Scalar, Scalar]]:
     that of a column where it is one row for all.
     """
     input, (row, column), (m, n, _) = product.around.input, product.strides[3], product.sizes
-    count, steps = _batch(product)
     if input is None:
         return None, (None, None)
     if row == 0 or m == 1:
         return input, (None, column)
-    matrix, _ = _matrix(input, (m, n), (row, column), False, (count, steps[3]))
+    matrix, _ = _matrix(input, (m, n), (row, column), False, _batch(product, 3))
     if Matrix(matrix).fits:
         return matrix, (None, None)
     return input, (row, column)
@@ -228,7 +243,9 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     m, n, k = product.sizes
     device = product.c.device
     is_tf32 = product.is_tf32
-    if not (product.c.dtype in HALVES or is_tf32) or len(product.batches.sizes) > 1 or k == 0:
+    if not (product.c.dtype in HALVES or is_tf32) or k == 0:
+        return None
+    if len(product.batches.sizes) > BATCH_RANK:
         return None
     if not device.is_interpreted and device.architecture < TMA_ARCHITECTURE:
         return None
@@ -237,11 +254,10 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     if product.strides[2][1] != 1 or max(m, n, k) > MOST_SIDE:
         return None
     # wgmma reads float32 along K alone.
-    count, steps = _batch(product)
     must_a, must_b = (False, True) if is_tf32 else (None, None)
-    a, along_m = _matrix(product.a, (m, k), product.strides[0], must_a, (count, steps[1]))
-    b, along_k = _matrix(product.b, (k, n), product.strides[1], must_b, (count, steps[2]))
-    c, _ = _matrix(product.c, (m, n), product.strides[2], False, (count, steps[0]))
+    a, along_m = _matrix(product.a, (m, k), product.strides[0], must_a, _batch(product, 1))
+    b, along_k = _matrix(product.b, (k, n), product.strides[1], must_b, _batch(product, 2))
+    c, _ = _matrix(product.c, (m, n), product.strides[2], False, _batch(product, 0))
     if None in (a.address, b.address):  # while a graph is compiled
         return None
     matrices = readable(product, a, b)
@@ -263,7 +279,7 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     block = tile.block
     block_a = (block[2], block[0]) if along_m else (block[0], block[2])
     block_b = (block[1], block[2]) if along_k else (block[2], block[1])
-    tiles = tiles_of(product.sizes, block, count)
+    tiles = tiles_of(product.sizes, block, product.batches.numel)
     if tiles[-1] * parts > MOST_SIDE:
         return None
     counters, sums = scratch_of_parts(tiles[-1], parts, block[0] * block[1])
@@ -289,14 +305,16 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
         (
             *product.sizes,
             product.strides[2][0],
-            None if has_descriptor or count == 1 else steps[0],
-            None if input_strides[1] is None or count == 1 else steps[3],
+            product.batches.sizes[0] if len(product.batches.sizes) == 2 else None,
+            *_steps(product, 0, has_descriptor),
+            *_steps(product, 3, input_strides[1] is None),
             *tiles,
             parts,
             *input_strides,
             *product.no_numbers,
         ),
         (
+            tuple(_is_outer(product, array) for array in (1, 2, 3)),
             along_m,
             not along_k,
             has_descriptor,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .descriptors import Descriptor
+from .layout import row_major_strides
 from .plan import Operand, Part
 from .products import Product, tiles_of
 
@@ -48,13 +49,13 @@ class Matrix:
     @property
     def rows(self) -> Operand | None:
         """The rows of all matrices of a batch, as those of one; None where no step fits them."""
-        if self.source.dim() == 2:
-            return self.source
-        (count, rows, columns), (step, row, column) = self.source.shape, self.source.strides
-        if rows > 1 and step != rows * row:
-            return None
-        strides = step if rows == 1 else row, column
-        return dataclasses.replace(self.source, shape=(count * rows, columns), strides=strides)
+        *counts, rows, columns = self.source.shape
+        *steps, row, column = self.source.strides
+        for count, step in zip(reversed(counts), reversed(steps), strict=True):
+            if rows > 1 and step != rows * row:
+                return None
+            rows, row = count * rows, step if rows == 1 else row
+        return dataclasses.replace(self.source, shape=(rows, columns), strides=(row, column))
 
     def copied(self, before: Part | None) -> Matrix:
         """The same with a copy, which lies behind another part of scratch."""
@@ -71,8 +72,8 @@ class Matrix:
         shape = in_batch(self.source, block)
         if self.part is None:
             return Descriptor(self.source, shape)
-        line = self.units * self.unit
-        strides = (self.source.shape[-2] * line, line, 1)[-self.source.dim() :]
+        lines = (*self.source.shape[:-1], self.units * self.unit)
+        strides = row_major_strides(lines)
         return Descriptor(
             dataclasses.replace(self.source, strides=strides, address=0), shape, part=self.part
         )

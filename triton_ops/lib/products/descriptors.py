@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from diglot.triton_ops.lib.mma.dot import dot
-from diglot.triton_ops.lib.products.batches import load_of, matrix_of
+from diglot.triton_ops.lib.products.batches import load_of, matrix_of, numbers_in_batch
 from diglot.triton_ops.lib.products.epilogue import finish
 from diglot.triton_ops.lib.products.schedule import part_of, tile_of
 from diglot.triton_ops.lib.products.split import add_parts, leave_part
@@ -21,8 +21,8 @@ from diglot.triton_ops.lib.products.split import add_parts, leave_part
 
 @triton.jit
 def multiply_by_descriptors(
-    a, b, around, outputs, counters, scratch, sizes, row_stride, steps, tiles, parts, numbers,
-    ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
+    a, b, around, outputs, counters, scratch, sizes, row_stride, batch, tiles, parts, numbers,
+    OUTER: tl.constexpr, ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
     ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, GROUP: tl.constexpr,
     IS_EXCHANGED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -35,16 +35,20 @@ def multiply_by_descriptors(
             `row_stride`. The first may be None.
         counters, scratch: of `leave_part`; None where K is not split.
         sizes: M, N, K.
-        steps: from a matrix of the batch to the next, of pointers to outputs and to the input; None
-            where there is one, or a descriptor.
+        batch: matrices along its second dimension, or None; `steps` of `matrix_of`, of outputs and
+            of the input, which are None where there is one matrix, or a descriptor.
         tiles: rows and columns of tiles, and how many there are in all.
         parts: of each tile's K.
+        OUTER: IS_OUTER of A, B and the input, as `numbers_in_batch` has it.
         IS_EXCHANGED: whether products are those of the transposes.
         PIECES: of `finish`. Smaller ones leave shared memory for another stage.
         BLOCK: rows, columns and depth of a tile.
     """
     m, n, k = tl.cast(sizes[0], tl.int32), tl.cast(sizes[1], tl.int32), tl.cast(sizes[2], tl.int32)
     rows, columns = tl.cast(tiles[0], tl.int32), tl.cast(tiles[1], tl.int32)
+    inner, steps = batch
+    if inner is not None:
+        inner = tl.cast(inner, tl.int32)
     BM: tl.constexpr = BLOCK[0]
     BN: tl.constexpr = BLOCK[1]
     BK: tl.constexpr = BLOCK[2]
@@ -58,33 +62,42 @@ def multiply_by_descriptors(
             begin, until = first * BK, end * BK
         else:
             number, begin, until = index, 0, k
-        tile_row, tile_column, batch = tile_of(number, rows, columns, GROUP)
+        tile_row, tile_column, matrix = tile_of(number, rows, columns, GROUP)
         row, column = tile_row * BM, tile_column * BN
+        of_a = numbers_in_batch(matrix, inner, OUTER[0])
+        of_b = numbers_in_batch(matrix, inner, OUTER[1])
         sums = tl.zeros((BN, BM) if IS_EXCHANGED else (BM, BN), tl.float32)
         for start in range(begin, until, BK):
             if ALONG_M:
-                tile_a = load_of(a, batch, start, row).T
+                tile_a = load_of(a, of_a, start, row).T
             else:
-                tile_a = load_of(a, batch, row, start)
+                tile_a = load_of(a, of_a, row, start)
             if ALONG_N:
-                tile_b = load_of(b, batch, start, column)
+                tile_b = load_of(b, of_b, start, column)
             else:
-                tile_b = load_of(b, batch, column, start).T
+                tile_b = load_of(b, of_b, column, start).T
             if IS_EXCHANGED:
                 sums = dot(tile_b.T, tile_a.T, sums)
             else:
                 sums = dot(tile_a, tile_b, sums)
-        to = matrix_of(outputs[0], batch, steps[0]), matrix_of(outputs[1], batch, steps[0])
+        of_c = numbers_in_batch(matrix, inner, False)
+        of_input = numbers_in_batch(matrix, inner, OUTER[2])
+        to = (
+            matrix_of(outputs[0], matrix, inner, steps[0]),
+            matrix_of(outputs[1], matrix, inner, steps[0]),
+        )
         bias, bias_stride, input, input_row, input_column = around
-        beside = bias, bias_stride, matrix_of(input, batch, steps[1]), input_row, input_column
+        beside = (
+            bias, bias_stride, matrix_of(input, matrix, inner, steps[1]), input_row, input_column,
+        )  # fmt: skip
         if not IS_SPLIT:
             finish(
-                sums, batch, row, column, (m, n), (row_stride, 1), beside, numbers, to,
-                ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR, IS_EXCHANGED, PIECES,
+                sums, (of_c, of_input), row, column, (m, n), (row_stride, 1), beside, numbers,
+                to, ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR, IS_EXCHANGED, PIECES,
             )  # fmt: skip
         elif leave_part(sums, counters, scratch, number, part, parts):
             sums = add_parts(sums, scratch, number, parts)
             finish(
-                sums, batch, row, column, (m, n), (row_stride, 1), beside, numbers, to,
-                ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR, IS_EXCHANGED, PIECES,
+                sums, (of_c, of_input), row, column, (m, n), (row_stride, 1), beside, numbers,
+                to, ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR, IS_EXCHANGED, PIECES,
             )  # fmt: skip

@@ -24,7 +24,7 @@ def finish(
 
     Args:
         sums: of the tile, which begins at `row` and `column`; of its transpose with IS_EXCHANGED.
-        batch: number of the matrix, where descriptors have those of a batch.
+        batch: numbers of the matrix of C, and of the input, for descriptors of a batch.
         sizes: rows and columns of C.
         strides: of a row and of a column of C.
         around: the bias, a pointer or None, and its stride; the input, likewise, and its two.
@@ -67,7 +67,7 @@ def finish_piece(
         part = add_bias(part, column, sizes[1], bias, bias_stride)
     if input is not None:
         strides_of_input = input_row, input_column
-        beside = load_input(input, batch, row, column, sizes, strides_of_input, SHAPE)
+        beside = load_input(input, batch[1], row, column, sizes, strides_of_input, SHAPE)
         beside = convert(beside, COMPUTE)
         if IS_SLOPE:
             part = activation_gradient(part, beside, ACTIVATION, DTYPE)
@@ -77,17 +77,17 @@ def finish_piece(
         else:
             part += beside
     if before is not None:
-        store(before, part, row, column, sizes, strides, HAS_DESCRIPTOR, batch)
+        store(before, part, row, column, sizes, strides, HAS_DESCRIPTOR, batch[0])
     if ACTIVATION != "none" and not IS_SLOPE:
         part = activate(part, ACTIVATION, DTYPE)
-    store(c, part, row, column, sizes, strides, HAS_DESCRIPTOR, batch)
+    store(c, part, row, column, sizes, strides, HAS_DESCRIPTOR, batch[0])
 
 
 @triton.jit
-def load_input(input, batch, row, column, sizes, strides, SHAPE: tl.constexpr):
+def load_input(input, numbers, row, column, sizes, strides, SHAPE: tl.constexpr):
     """The elements beside a part of a tile, which begins at `row` and `column`."""
     if strides[1] is None:
-        result = load_of(input, batch, row, column)
+        result = load_of(input, numbers, row, column)
     else:
         columns = column + tl.arange(0, SHAPE[1]).to(tl.int64)
         place = input + columns[None, :] * strides[1]
@@ -102,10 +102,10 @@ def load_input(input, batch, row, column, sizes, strides, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def store(c, values, row, column, sizes, strides, HAS_DESCRIPTOR: tl.constexpr, batch=0):
+def store(c, values, row, column, sizes, strides, HAS_DESCRIPTOR: tl.constexpr, numbers=None):
     """Rounds and stores the values that lie in C. They begin at `row` and `column`."""
     if HAS_DESCRIPTOR:
-        store_of(c, batch, row, column, convert(values, c.dtype))
+        store_of(c, numbers, row, column, convert(values, c.dtype))
     else:
         rows = row + tl.arange(0, values.shape[0]).to(tl.int64)
         columns = column + tl.arange(0, values.shape[1]).to(tl.int64)
