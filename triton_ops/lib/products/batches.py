@@ -51,17 +51,17 @@ def store_of(matrices, numbers, row, column, values):
 
 
 @triton.jit
-def matrix_of(pointer, index, inner, steps):
-    """A pointer to a matrix of the batch; a descriptor, or None, as it is.
+def offset_of(index, inner, steps):
+    """Where a matrix of the batch begins behind a pointer; 0 for a descriptor.
 
     Args:
         steps: from a matrix to the next, along the first dimension and the second.
     """
-    if pointer is None or steps[1] is None:
-        result = pointer
+    if steps[1] is None:
+        result = 0
     elif inner is None:
-        result = pointer + index.to(tl.int64) * steps[1]
+        result = index.to(tl.int64) * steps[1]
     else:
         outer, within = (index // inner).to(tl.int64), (index % inner).to(tl.int64)
-        result = pointer + (outer * steps[0] + within * steps[1])
+        result = outer * steps[0] + within * steps[1]
     return result

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from diglot.triton_ops.lib.mma.dot import dot
-from diglot.triton_ops.lib.products.batches import load_of, matrix_of, numbers_in_batch
+from diglot.triton_ops.lib.products.batches import load_of, numbers_in_batch, offset_of
 from diglot.triton_ops.lib.products.epilogue import finish
 from diglot.triton_ops.lib.products.schedule import part_of, tile_of
 from diglot.triton_ops.lib.products.split import add_parts, leave_part
@@ -35,7 +35,7 @@ def multiply_by_descriptors(
             `row_stride`. The first may be None.
         counters, scratch: of `leave_part`; None where K is not split.
         sizes: M, N, K.
-        batch: matrices along its second dimension, or None; `steps` of `matrix_of`, of outputs and
+        batch: matrices along its second dimension, or None; `steps` of `offset_of`, of outputs and
             of the input, which are None where there is one matrix, or a descriptor.
         tiles: rows and columns of tiles, and how many there are in all.
         parts: of each tile's K.
@@ -82,22 +82,15 @@ def multiply_by_descriptors(
                 sums = dot(tile_a, tile_b, sums)
         of_c = numbers_in_batch(matrix, inner, False)
         of_input = numbers_in_batch(matrix, inner, OUTER[2])
-        to = (
-            matrix_of(outputs[0], matrix, inner, steps[0]),
-            matrix_of(outputs[1], matrix, inner, steps[0]),
-        )
-        bias, bias_stride, input, input_row, input_column = around
-        beside = (
-            bias, bias_stride, matrix_of(input, matrix, inner, steps[1]), input_row, input_column,
-        )  # fmt: skip
+        starts = offset_of(matrix, inner, steps[0]), offset_of(matrix, inner, steps[1])
         if not IS_SPLIT:
             finish(
-                sums, (of_c, of_input), row, column, (m, n), (row_stride, 1), beside, numbers,
-                to, ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR, IS_EXCHANGED, PIECES,
+                sums, (of_c, of_input, starts), row, column, (m, n), (row_stride, 1), around,
+                numbers, outputs, ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR, IS_EXCHANGED, PIECES,
             )  # fmt: skip
         elif leave_part(sums, counters, scratch, number, part, parts):
             sums = add_parts(sums, scratch, number, parts)
             finish(
-                sums, (of_c, of_input), row, column, (m, n), (row_stride, 1), beside, numbers,
-                to, ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR, IS_EXCHANGED, PIECES,
+                sums, (of_c, of_input, starts), row, column, (m, n), (row_stride, 1), around,
+                numbers, outputs, ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR, IS_EXCHANGED, PIECES,
             )  # fmt: skip

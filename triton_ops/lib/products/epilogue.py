@@ -24,7 +24,8 @@ def finish(
 
     Args:
         sums: of the tile, which begins at `row` and `column`; of its transpose with IS_EXCHANGED.
-        batch: numbers of the matrix of C, and of the input, for descriptors of a batch.
+        batch: numbers of the matrix of C, and of the input, for descriptors of a batch; and where
+            these matrices begin, for pointers.
         sizes: rows and columns of C.
         strides: of a row and of a column of C.
         around: the bias, a pointer or None, and its stride; the input, likewise, and its two.
@@ -58,6 +59,8 @@ def finish_piece(
     """The same of a piece, which begins at `row` and `column`."""
     bias, bias_stride, input, input_row, input_column = around
     before, c = outputs
+    if not HAS_DESCRIPTOR:
+        c += batch[2][0]
     COMPUTE: tl.constexpr = part.dtype
     DTYPE: tl.constexpr = c.dtype if HAS_DESCRIPTOR else c.dtype.element_ty
     SHAPE: tl.constexpr = (part.shape[0], part.shape[1])
@@ -67,6 +70,8 @@ def finish_piece(
         part = add_bias(part, column, sizes[1], bias, bias_stride)
     if input is not None:
         strides_of_input = input_row, input_column
+        if input_column is not None:
+            input += batch[2][1]
         beside = load_input(input, batch[1], row, column, sizes, strides_of_input, SHAPE)
         beside = convert(beside, COMPUTE)
         if IS_SLOPE:
@@ -77,6 +82,8 @@ def finish_piece(
         else:
             part += beside
     if before is not None:
+        if not HAS_DESCRIPTOR:
+            before += batch[2][0]
         store(before, part, row, column, sizes, strides, HAS_DESCRIPTOR, batch[0])
     if ACTIVATION != "none" and not IS_SLOPE:
         part = activate(part, ACTIVATION, DTYPE)

@@ -94,8 +94,8 @@ def multiply_tile(
         tile_b = load_tile(b, at, column, at < k, column < n, b_row, b_column, DOWN_B, ALONG_B)
         sums = dot(tile_a, tile_b, sums, PRECISION)
     finish(
-        sums, (None, None), tile_row * BM, tile_column * BN, (m, n), strides[2], around, numbers,
-        outputs, ACTIVATION, IS_SLOPE, False, False, 2,
+        sums, (None, None, (0, 0)), tile_row * BM, tile_column * BN, (m, n), strides[2], around,
+        numbers, outputs, ACTIVATION, IS_SLOPE, False, False, 2,
     )  # fmt: skip
 
 
