@@ -42,4 +42,6 @@ def _place(scratch, number, sums):
     ROWS: tl.constexpr = sums.shape[0]
     COLUMNS: tl.constexpr = sums.shape[1]
     within = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    return scratch + tl.cast(number, tl.int64) * (ROWS * COLUMNS) + within
+    place = scratch + tl.cast(number, tl.int64) * (ROWS * COLUMNS) + within
+    # The compiler makes accesses of 16 bytes: scratch begins at a multiple of them.
+    return tl.max_contiguous(tl.multiple_of(place, (1, 16)), (1, COLUMNS))
