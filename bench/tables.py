@@ -298,11 +298,18 @@ PRODUCTS = of_rows(
     (bar_tables.HEADER, bar_tables.table),
     (models.WORST_HEADER, _layers),
 )
+
+
+def _of_readme(reports: Reports) -> str:
+    """How ops stand, but for products, which have a page of their own."""
+    return standing.markdown([report for report in reports if report["op"] not in PRODUCT_OPS])
+
+
 CHOSEN = of_rows((chosen_plans.HEADER, chosen_plans.table))
 COSTS = of_rows((plan_costs.HEADER, plan_costs.table))
 # Of the pages, by the mark of a part: which committed results it is of, and what makes it.
 PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
-    ("README.md", "bench", f"{OF_OPS} distributions/h200/models/*.json", standing.markdown),
+    ("README.md", "bench", f"{OF_OPS} distributions/h200/models/*.json", _of_readme),
     ("docs/speed.md", "bench", OF_OPS, overview),
     ("docs/speed.md", "models", "distributions/*/models/*.json", MODELS),
     ("docs/speed.md", "sizes", "distributions/*/sizes/*.json", size_tables.markdown),

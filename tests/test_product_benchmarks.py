@@ -18,6 +18,7 @@ from diglot.bench.harness import OURS, Bar, Case, OtherCall, share_of_copy
 from diglot.bench.models import ratios
 from diglot.bench.reports import make_report
 from diglot.bench.selection import load
+from diglot.tools.report.roofline import rooflines
 
 # What is asked: op, bar, its cases, and the bounds of CUDA and Triton, of a mean too.
 ASKED = [
@@ -265,3 +266,12 @@ def test_a_bar_without_a_mean_says_none():
     rows = next(running.run(toy(), instruments=instruments()))
     assert all("mean" not in bar for row in rows for bar in row["bars"])
     assert math.isfinite(bar_tables.lines(rows)[0].mean.value)
+
+
+def test_products_are_on_the_roofline():
+    """By the operations that their benchmarks count."""
+    row = {"op": "bmm", "provider": "cuda", "direction": "forward", "dtype": "bfloat16", "bars": []}
+    row |= {"shape": [8, 8, 8], "options": {"batch": 4}, "timer": "device", "time_us": 1.0}
+    ((picture,), tables_) = rooflines([row | {"flops": 4096, "bytes": 1024}], "a GPU", None)
+    (table,) = tables_.values()
+    assert "bfloat16" in picture.title and table.rows[0][1:3] == ["4", "0.0041"]

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+PRODUCT = "product 1, sum 1"  # for each term of a sum of products
 _SOFTMAX = "maximum 1, difference 1, exp 1, sum 1, quotient 1"
 _SOFTMAX_BACKWARD = "product 1, sum 1, difference 1, product 1"
 _NORM = "sum 1, centre 1, square 1, sum 1, scale 1"
@@ -31,9 +32,7 @@ OPERATIONS: dict[str, dict[str, str] | str] = {
         "backward": "tanh: argument c(x + ax³) 5, t = tanh 1, ½(1 + t) 2, ½x(1 − t²)c(1 + 3ax²) 8, "
         "sum 1, times the gradient 1; erf: Φ(x) 4, x·φ(x) 5, sum 1, times the gradient 1",
     },
-    "matmul": "product 1, sum 1",  # for each element of M x N x K
-    "linear": "product 1, sum 1",
-    "scaled_mm": "product 1, sum 1",
+    **dict.fromkeys(("matmul", "linear", "scaled_mm"), PRODUCT),  # each element of M x N x K
     "dropout": "comparison 1, scale 1",
     "softmax": {"forward": _SOFTMAX, "backward": _SOFTMAX_BACKWARD},
     "log_softmax": {

@@ -13,7 +13,7 @@ from diglot.tools.ceilings import Ceilings
 from diglot.tools.drawing import INK, Picture, Point
 from diglot.tools.gpus import find_gpu
 from diglot.tools.numbers import number
-from diglot.tools.report.operations import find, operations
+from diglot.tools.report.operations import PRODUCT, find, operations
 from diglot.tools.table import Column, Table
 
 # By name the dashes of a line that nothing gets above, and its TFLOP/s by operations per byte.
@@ -52,7 +52,10 @@ def rooflines(
 def _place(case: Mapping[str, Row]) -> Place | None:
     points = {}
     for name, row in case.items():
-        count = operations(row["op"], row["direction"], row["shape"], row["options"])
+        # The benchmark counts those of a product, whose shapes differ from op to op.
+        count = row.get("flops") or operations(
+            row["op"], row["direction"], row["shape"], row["options"]
+        )
         if count and row.get("bytes") and "time_us" in row:
             speed, intensity = count / row["time_us"] / 1e6, count / row["bytes"]
             words = f"{shape_text(row)}, {number(row['time_us'])} µs"
@@ -60,8 +63,7 @@ def _place(case: Mapping[str, Row]) -> Place | None:
             points[name] = Point(speed, intensity, note=words, is_missed=is_missed)
     if not points:
         return None
-    counted = find(row["op"], row["direction"])
-    assert counted is not None
+    counted = find(row["op"], row["direction"]) or PRODUCT
     return Place(f"{row['op']} {kind_text(row)}", counted, points)
 
 
