@@ -291,7 +291,7 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
 
     launch = Launch(
         matmul_descriptors,
-        (device.programs(tiles[-1] * parts, 1),),
+        (device.programs(tiles[-1] * parts, tile.programs),),
         (
             matrices[0].descriptor(block_a),
             matrices[1].descriptor(block_b),

@@ -19,7 +19,9 @@ SHARED_ASIDE = 2048  # bytes of barriers, and what each block has
 
 
 class Tile(NamedTuple):
-    """A tile of a program, its warps, stages of its loop, and the time of a step in nanoseconds."""
+    """A tile of a program, its warps, stages of its loop, the time of a step in nanoseconds, and how
+    many programs share an SM.
+    """
 
     rows: int
     columns: int
@@ -27,6 +29,7 @@ class Tile(NamedTuple):
     warps: int
     stages: int
     step: int
+    programs: int = 1
 
     @property
     def block(self) -> tuple[int, int, int]:
@@ -92,8 +95,9 @@ def best_variant(product: Product, epilogue: Epilogue) -> Variant | None:
         variant = _fitting(Variant(Tile(**tile), is_exchanged, 1, 1), product, epilogue)
         if variant is not None:
             work = work_of(variant.tile, product)
-            parts = work.parts(asked, multiprocessors)
-            cost = work.time(parts, multiprocessors), work.tiles * work.loaded
+            slots = multiprocessors * variant.tile.programs
+            parts = work.parts(asked, slots)
+            cost = work.time(parts, slots), work.tiles * work.loaded
             found[number] = cost, variant._replace(parts=parts)
     number = device.tuned("products.triton.number")
     best = found[number] if number in found else min(found.values(), default=None)
@@ -130,6 +134,7 @@ def _fitting(variant: Variant, product: Product, epilogue: Epilogue) -> Variant 
     if device.is_interpreted:
         return variant
     stage = (tile.rows + tile.columns) * tile.depth * itemsize
-    room = device.shared_bytes - SHARED_ASIDE - epilogue.bytes(math.prod(variant.piece), itemsize)
+    room = device.shared_bytes // tile.programs - SHARED_ASIDE
+    room -= epilogue.bytes(math.prod(variant.piece), itemsize)
     stages = min(tile.stages, room // stage)
     return variant._replace(tile=tile._replace(stages=stages)) if stages > 1 else None
