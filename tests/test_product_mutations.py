@@ -35,12 +35,13 @@ FAULTS = {
     "bytes": Fault("arrive_expect(Shape::kBytesA + bytes_b)", "arrive_expect(Shape::kBytesA)"),
     "no fence before the store": Fault("fence_async_proxy();", ""),
     "no barrier before the store": Fault(
-        "named_barrier_sync(parts.barrier, kWarpgroupThreads);", ""
+        "named_barrier_sync(parts.barrier, kWarpgroupThreads);\n  parts.next ^= 1;\n  if",
+        "parts.next ^= 1;\n  if",
     ),
     "memory written while TMA reads it": Fault(
         "if (thread == 0) wait_bulk_groups_read<0>();\n  named", "named"
     ),
-    "one part of memory": Fault("parts.next ^= 1;", ""),
+    "one part of memory": Fault("parts.next ^= 1;\n  if", "if"),
     "consumers before the barriers": Fault("named_barrier_sync(kReady, kThreads);", ""),
     "memory ends while TMA reads it": Fault(
         "if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();", ""

@@ -81,7 +81,7 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
 const std::vector<Entry> kernels = {
     // Tiles beyond edges, more steps than stages.
     {"136x136x616", start_product<WgmmaShape<bfloat16, 64>, 136, 136, 616, 1, 2>},
-    {"136x136x152", start_product<WgmmaShape<bfloat16, 64>, 136, 136, 152, 1, 2, true>},
+    {"136x136x152", start_product<WgmmaShape<bfloat16, 128>, 136, 136, 152, 1, 2, true>},
     {"40x136x1160", start_product<WgmmaShape<bfloat16, 32, true>, 40, 136, 1160, 3, 5>},
 };
 

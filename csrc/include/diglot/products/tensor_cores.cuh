@@ -116,6 +116,7 @@ struct BatchPlace {
 // The planner sees to it that there are less than 2^31 matrices. Dividing 64 bits is a call, for
 // which a full set of sums would leave no registers.
 DIGLOT_DEVICE BatchPlace place_in_batch(const WgmmaProduct& product, int64_t batch) {
+  if (product.schedule.tiles.batches == 1) return {0, 0};
   const auto number = static_cast<uint32_t>(batch);
   const auto inner = static_cast<uint32_t>(product.inner_batches), outer = number / inner;
   return {static_cast<int>(number - outer * inner), static_cast<int>(outer)};
@@ -287,15 +288,14 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
     const auto offset = [&](const int64_t (&strides)[kTmaBatchRank]) {
       return place.inner * strides[0] + place.outer * strides[1];
     };
-    const auto store = [&](auto& sums, int first, bool is_before) {
+    const auto store = [&](auto& part, int first, bool is_before) {
+      write_part<T, Shape>(part, stored);
       if (product.is_stored_by_tma) {
-        store_part<T, Shape>(sums, stored, is_before ? map_before : map_c, row, column + first,
-                             place * product.in_c);
+        store_part<T, Shape, sizeof(part) / 4>(stored, is_before ? map_before : map_c, row,
+                                               column + first, place * product.in_c);
       } else {
-        epilogue.moved(offset(product.batch_strides), 0).store(is_before, [&](auto visit) {
-          for_each_sum<Shape::kIsExchanged>(sums, row, column + first, static_cast<int>(epilogue.m),
-                                            static_cast<int>(epilogue.n), visit);
-        });
+        const Epilogue<T> here = epilogue.moved(offset(product.batch_strides), 0);
+        copy_part<T, Shape, sizeof(part) / 4>(stored, here, is_before, row, column + first);
       }
     };
     if constexpr (Shape::kIsPlain) {

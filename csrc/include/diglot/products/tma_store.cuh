@@ -7,6 +7,7 @@
 #include "diglot/mma/matrix.cuh"
 #include "diglot/mma/tma.cuh"
 #include "diglot/mma/warpgroup.cuh"
+#include "diglot/products/epilogue.cuh"
 #include "diglot/vector_access.cuh"
 
 namespace diglot {
@@ -66,23 +67,28 @@ struct TmaParts {
   int next = 0;  // the part that no store reads
 };
 
-// Writes a part of a consumer's sums, and has TMA store it while the consumer goes on. The part is
-// that of the tile from `row` and `column`. Rows of an exchanged tile are columns of C, so their
-// elements are transposed on the way.
-template <typename T, typename Shape, int kSums, typename Batch>
-DIGLOT_DEVICE void store_part(const float (&sums)[kSums], TmaParts<Shape>& parts,
-                              const TensorMap& c, int row, int column, const Batch& batch) {
-  constexpr int kPanels = 2 * kSums / Shape::kPanelColumns;
-  const int thread = warpgroup_thread();
+// Writes a part of a consumer's sums. Rows of an exchanged tile are columns of C, so their elements
+// are transposed on the way.
+template <typename T, typename Shape, int kSums>
+DIGLOT_DEVICE void write_part(const float (&sums)[kSums], TmaParts<Shape>& parts) {
   auto& panels = parts.panels[parts.next];
   DIGLOT_UNROLL
-  for (int panel = 0; panel < kPanels; ++panel) {
+  for (int panel = 0; panel < 2 * kSums / Shape::kPanelColumns; ++panel) {
     DIGLOT_UNROLL
     for (int begin = 0; begin < Shape::kPanelColumns; begin += 16) {
       write_panel<T, Shape>(sums + (panel * Shape::kPanelColumns + begin) / 2, panels[panel],
                             begin);
     }
   }
+}
+
+// Has TMA store a part that was written, of kSums sums, while the consumer goes on. The part is
+// that of the tile from `row` and `column`.
+template <typename T, typename Shape, int kSums, typename Batch>
+DIGLOT_DEVICE void store_part(TmaParts<Shape>& parts, const TensorMap& c, int row, int column,
+                              const Batch& batch) {
+  const int thread = warpgroup_thread();
+  auto& panels = parts.panels[parts.next];
   fence_async_proxy();  // each thread's writes, before TMA reads them
   // After the barrier the other part may be overwritten: TMA has read it.
   if (thread == 0) wait_bulk_groups_read<0>();
@@ -90,13 +96,37 @@ DIGLOT_DEVICE void store_part(const float (&sums)[kSums], TmaParts<Shape>& parts
   parts.next ^= 1;
   if (thread != 0) return;
   DIGLOT_UNROLL
-  for (int panel = 0; panel < kPanels; ++panel) {
+  for (int panel = 0; panel < 2 * kSums / Shape::kPanelColumns; ++panel) {
     const int along = column + panel * Shape::kPanelColumns;
     tma_store(c, panels[panel],
               {Shape::kIsExchanged ? row : along, Shape::kIsExchanged ? along : row, batch.inner,
                batch.outer});
   }
   commit_bulk_group();
+}
+
+// The same by threads, where TMA cannot store C: in a loop, which is little code. Neighbours copy
+// neighbours.
+template <typename T, typename Shape, int kSums>
+DIGLOT_DEVICE void copy_part(TmaParts<Shape>& parts, const Epilogue<T>& epilogue, bool is_before,
+                             int row, int column) {
+  constexpr int kPanels = 2 * kSums / Shape::kPanelColumns, kLines = Shape::kPanelLines;
+  const int m = static_cast<int>(epilogue.m), n = static_cast<int>(epilogue.n);
+  const int first_line = Shape::kIsExchanged ? column : row;
+  const int first_column = Shape::kIsExchanged ? row : column;
+  const auto& panels = parts.panels[parts.next];
+  T* const to = is_before ? epilogue.before : epilogue.c;
+  named_barrier_sync(parts.barrier, kWarpgroupThreads);
+  parts.next ^= 1;
+  DIGLOT_NO_UNROLL
+  for (int i = warpgroup_thread(); i < kPanels * kLines * Shape::kPanel; i += kWarpgroupThreads) {
+    const int panel = i / (kLines * Shape::kPanel), at = i % Shape::kPanel;
+    const int line = i / Shape::kPanel % kLines;
+    const int to_line = first_line + line, to_column = first_column + panel * Shape::kPanel + at;
+    if (to_line >= m || to_column >= n) continue;
+    to[to_line * epilogue.strides.row + to_column * epilogue.strides.column] =
+        *reinterpret_cast<const T*>(panels[panel] + Shape::PanelC::offset(line, at));
+  }
 }
 
 // Calls visit(sums, column) for each part of a consumer's sums, with the column of the tile, a
@@ -117,7 +147,8 @@ template <typename T, typename Shape, typename Batch>
 DIGLOT_DEVICE void store_by_tma(float (&sums)[Shape::kSums], TmaParts<Shape>& parts,
                                 const TensorMap& c, int row, int column, const Batch& batch) {
   for_each_part<Shape>(sums, [&](auto& part, int first) {
-    store_part<T, Shape>(part, parts, c, row, column + first, batch);
+    write_part<T, Shape>(part, parts);
+    store_part<T, Shape, sizeof(part) / 4>(parts, c, row, column + first, batch);
   });
 }
 
