@@ -245,7 +245,7 @@ def room_cases(types: list[tuple[str, bool]], arounds: list[str]) -> list[list]:
     return [
         [m, number, *type_, AROUND[name]]
         for m in (64, 4096)
-        for number in range(1, 7)
+        for number in range(1, 8 if m == 4096 else 7)
         for type_ in types
         for name in arounds
         if m == 4096 or not type_[1]

@@ -134,7 +134,14 @@ def chosen_in_cuda(library, work, asked, multiprocessors):
 
 def work_of(tiles, steps, bytes=1 << 15, counters=1, **others):
     return TileWork(
-        **{"tiles": tiles, "steps": steps, "step": 250, "loaded": 1 << 14, "memory": 1 << 22}
+        **{
+            "tiles": tiles,
+            "steps": steps,
+            "step": 250,
+            "ahead": 200,
+            "loaded": 1 << 14,
+            "memory": 1 << 22,
+        }
         | {"bytes": bytes, "counters": counters}
         | others
     )
@@ -176,6 +183,9 @@ def test_time_of_a_product():
     assert one == pytest.approx((1 - HIDDEN) * FIRST + 64 * 250 + TILE - FIRST)
     two = work._replace(tiles=133).time(1, 132)
     assert two - work.time(1, 132) == pytest.approx(64 * 250 + TILE)
+    twice = work._replace(tiles=264, programs=2)  # two programs on an SM take turns
+    assert twice.time(1, 132) - work.time(1, 132) == pytest.approx(64 * 250)
+    assert twice._replace(tiles=132).time(1, 132) == work.time(1, 132)
     slow = work._replace(memory=1 << 34)
     assert slow.time(1, 132) > (1 << 34) / FROM_MEMORY
     heavy = work._replace(loaded=1 << 20)

@@ -30,19 +30,23 @@ class TileWork(NamedTuple):
     Attributes:
         tiles: how many.
         steps: along K.
-        step: time of a tile's step, at least.
+        step: time of a tile's step, alone on an SM.
+        ahead: time of a step in any case, until its operands are there.
         loaded: bytes of a step.
         memory: bytes of A, B and C.
         bytes: of a tile's sums.
+        programs: that share an SM.
         counters: that a tile needs.
     """
 
     tiles: int
     steps: int
     step: float
+    ahead: float
     loaded: int
     memory: int
     bytes: int
+    programs: int = 1
     counters: int = 1
 
     def can_split(self, parts: int) -> bool:
@@ -59,15 +63,17 @@ class TileWork(NamedTuple):
         The busiest SM computes its rounds of steps, while memory gives the operands. With several
         parts, sums go through memory after that.
         """
-        running = self.tiles * parts
-        rounds = -(-running // multiprocessors)
-        busy = min(running, multiprocessors) / multiprocessors
-        step = max(self.step, self.loaded * busy / FROM_CACHE)
+        most = multiprocessors * self.programs
+        running = min(self.tiles * parts, most)
+        rounds = -(-self.tiles * parts // most)
+        together = -(-running // multiprocessors)
+        loading = self.loaded * running / multiprocessors / FROM_CACHE
+        step = max(self.step * together, self.ahead, loading)
         computing = rounds * (step * -(-self.steps // parts) + TILE)
-        loading = FIRST + self.memory / FROM_MEMORY
-        hidden = HIDDEN * min(computing, loading)
+        memory = FIRST + self.memory / FROM_MEMORY
+        hidden = HIDDEN * min(computing, memory)
         meeting = rounds * ROUND + self.bytes * (rounds + parts) / SUMS if parts > 1 else 0
-        return computing + loading - hidden + meeting
+        return computing + memory - hidden + meeting
 
     def parts(self, asked: int, multiprocessors: int) -> int:
         """The parts that the caller asked for, if there is room for them. If `asked` is 0: those

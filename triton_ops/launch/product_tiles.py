@@ -19,8 +19,8 @@ SHARED_ASIDE = 2048  # bytes of barriers, and what each block has
 
 
 class Tile(NamedTuple):
-    """A tile of a program, its warps, stages of its loop, the time of a step in nanoseconds, and how
-    many programs share an SM.
+    """A tile of a program, its warps, stages of its loop, programs on an SM, and the time of a
+    step of one in nanoseconds.
     """
 
     rows: int
@@ -28,8 +28,8 @@ class Tile(NamedTuple):
     depth: int
     warps: int
     stages: int
+    programs: int
     step: int
-    programs: int = 1
 
     @property
     def block(self) -> tuple[int, int, int]:
@@ -95,9 +95,8 @@ def best_variant(product: Product, epilogue: Epilogue) -> Variant | None:
         variant = _fitting(Variant(Tile(**tile), is_exchanged, 1, 1), product, epilogue)
         if variant is not None:
             work = work_of(variant.tile, product)
-            slots = multiprocessors * variant.tile.programs
-            parts = work.parts(asked, slots)
-            cost = work.time(parts, slots), work.tiles * work.loaded
+            parts = work.parts(asked, multiprocessors)
+            cost = work.time(parts, multiprocessors), work.tiles * work.loaded
             found[number] = cost, variant._replace(parts=parts)
     number = device.tuned("products.triton.number")
     best = found[number] if number in found else min(found.values(), default=None)
@@ -112,10 +111,12 @@ def work_of(tile: Tile, product: Product) -> TileWork:
     return TileWork(
         tiles_of((m, n, k), tile.block, batches)[-1],
         -(-k // tile.depth),
-        max(tile.step, AHEAD / max(tile.stages - 1, 1)),
+        tile.step,
+        AHEAD / max(tile.stages - 1, 1),
         loaded,
         (m * k + n * k + m * n) * batches * itemsize,
         4 * tile.rows * tile.columns,
+        tile.programs,
     )
 
 
