@@ -89,7 +89,9 @@ def _plan_by_descriptors(product: GroupedProduct) -> Plan | None:
     name = "products.triton.grouped_k" if divides_k else "products.triton.grouped"
     tile = device.tuned(name, product.mean if has_descriptor else 0)
     block = tile["rows"], tile["columns"], tile["depth"]
-    is_exchanged = not divides_k and block[0] <= device.tuned("products.triton.swap")
+    # Tensor cores take 64 rows or more.
+    few = product.mean <= device.tuned("products.triton.swap") or block[0] < 64
+    is_exchanged = few and not divides_k
     rows, columns, most = product.tiles(block)
     if most > MOST_SIDE:
         return None

@@ -22,7 +22,7 @@ from diglot.triton_ops.matmul import GRID_SIDE, TMA_ARCHITECTURE, plan_copies
 
 DEPTH: int = SCALED_DEPTH.value
 FLOAT8_ARCHITECTURE = 89
-NARROW = 131  # tiles of 128x256: a product with no more has narrower ones
+NARROW = 66  # tiles of 128x256: a product with no more has narrower ones
 HALVED = 128  # tiles of more columns are multiplied in halves where there are second sums
 
 
