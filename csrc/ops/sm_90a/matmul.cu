@@ -63,7 +63,8 @@ std::optional<Operands> operands_of(const Device& device, const Product& product
 struct Variant {
   int columns;
   bool is_exchanged;
-  int parts;  // of K
+  int parts;    // of K
+  int cluster;  // blocks that share tiles of B
 };
 
 constexpr int kRows = 128, kConsumers = 2;  // of all tiles
@@ -75,6 +76,7 @@ std::string name_of(const Variant& variant) {
   const std::string columns = std::to_string(variant.columns);
   std::string name = "wgmma, tiles of ";
   name += variant.is_exchanged ? columns + "x128, exchanged" : "128x" + columns;
+  if (variant.cluster > 1) name += ", in clusters";
   return variant.parts == 1 ? name : name + ", K in " + std::to_string(variant.parts) + " parts";
 }
 
@@ -98,8 +100,22 @@ int64_t memory_of(const Product& product, int64_t m) {
 
 int64_t bytes_of_sums(int columns) { return int64_t{4} * kRows * columns; }
 
-// The kernel and the parts of K that take the least time.
-Variant best_variant(Planner& planner, const Product& product) {
+// The blocks that share tiles of B: two, where their pairs of tiles need no more rounds. The
+// planner has B along K alone shared: TMA loads halves of its other tiles slower.
+int cluster_of(Planner& planner, const Product& product, const Variant& variant, bool can_share) {
+  constexpr int kPair = 2;
+  const int64_t asked = planner.tuned(Tunable::kProductsCluster);
+  if (variant.is_exchanged || variant.parts > 1 || product.m <= kRows || asked == 1) return 1;
+  TileSchedule tiles = tiles_of(product, product.m, false, variant.columns, 1);
+  const int64_t multiprocessors = std::max(planner.device.multiprocessors(), kPair);
+  const int64_t rounds = rounded_up_quotient(tiles.count(), multiprocessors);
+  tiles.rows = static_cast<int>(rounded_up_quotient(tiles.rows, kPair));
+  const int64_t of_pairs = rounded_up_quotient(tiles.count(), multiprocessors / kPair);
+  return asked == kPair || (can_share && of_pairs <= rounds) ? kPair : 1;
+}
+
+// The kernel and the parts of K that take the least time. `can_share`: whether clusters may pay.
+Variant best_variant(Planner& planner, const Product& product, bool can_share) {
   const int64_t m = product.planned_m();
   const int64_t multiprocessors = std::max(planner.device.multiprocessors(), 1);
   const int64_t asked = planner.tuned(Tunable::kProductsColumns);
@@ -127,13 +143,14 @@ Variant best_variant(Planner& planner, const Product& product) {
                         kConsumers};
     const int parts = parts_of(work, asked_parts, multiprocessors);
     const double time = time_of(work, parts, multiprocessors);
-    if (time < least) least = time, best = {columns, is_exchanged, parts};
+    if (time < least) least = time, best = {columns, is_exchanged, parts, 1};
   }
+  best.cluster = cluster_of(planner, product, best, can_share);
   return best;
 }
 
 template <typename T, int kColumns, bool kIsExchanged, bool kIsPlain>
-void plan_wgmma(Planner& planner, const Product& product, Operands operands, int parts,
+void plan_wgmma(Planner& planner, const Product& product, Operands operands, const Variant& variant,
                 const Address<char>& scratch) {
   using Shape = WgmmaShape<T, kColumns, kIsExchanged, kIsPlain>;
   static_assert(Shape::kRows == kRows && Shape::kDepth == kLineBytes / sizeof(T) &&
@@ -145,10 +162,14 @@ void plan_wgmma(Planner& planner, const Product& product, Operands operands, int
       operands.c ? *operands.c : operands.a.matrix;  // not used, but a map all the same
   TmaMatrix before = c;
   if (product.around.before != nullptr) before.data = product.around.before->as<void>();
+  const int cluster = variant.cluster;
+  TileSchedule tiles = tiles_of(product, product.m, kIsExchanged, kColumns, group);
+  tiles.rows = static_cast<int>(rounded_up_quotient(tiles.rows, cluster));
+  tiles.group = static_cast<int>(rounded_up_quotient(tiles.group, cluster));
   WgmmaProduct given{operands.a.major,
                      operands.b.major,
-                     {tiles_of(product, product.m, kIsExchanged, kColumns, group),
-                      static_cast<int>(steps_of(product)), parts},
+                     {tiles, static_cast<int>(steps_of(product)), variant.parts},
+                     cluster,
                      batches.rank > 0 ? batches.sizes[0] : 1,
                      operands.a.matrix.steps(),
                      operands.b.matrix.steps(),
@@ -160,15 +181,17 @@ void plan_wgmma(Planner& planner, const Product& product, Operands operands, int
     given.batch_strides[d] = batches.strides[d][Product::kC];
     given.input_batch_strides[d] = batches.strides[d][Product::kInput];
   }
-  const auto map = [](const WgmmaOperand& operand, int side) {
-    const int lines = operand.major == Major::kK ? side : Shape::kDepth;
+  const auto map = [](const WgmmaOperand& operand, int side, int blocks) {
+    const int lines = (operand.major == Major::kK ? side : Shape::kDepth) / blocks;
     return operand.matrix.encoded(Shape::kLine, static_cast<uint32_t>(lines), Swizzle::k128);
   };
-  const int64_t most = planner.device.multiprocessors();
-  Launch how{static_cast<unsigned>(std::min(given.schedule.count(), most)), Shape::kThreads};
+  const int64_t most = planner.device.multiprocessors() / cluster;
+  Launch how{static_cast<unsigned>(std::min(given.schedule.count(), most) * cluster),
+             Shape::kThreads};
+  how.cluster_blocks = cluster;
   how.shared_bytes = sizeof(typename Shape::Shared);
   planner.add<matmul_wgmma<T, kColumns, kIsExchanged, kIsPlain>>(
-      how, map(operands.a, Shape::kRows), map(operands.b, Shape::kColumns),
+      how, map(operands.a, Shape::kRows, 1), map(operands.b, Shape::kColumns, cluster),
       c.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
       before.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
       product.epilogue<T>(), scratch, given);
@@ -191,7 +214,7 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
   // As BLAS names layouts: whether a row-major reader would call A, and B, transposed.
   choose_numbers(planner, product,
                  std::string(is_a_along_k ? "N" : "T") + (is_b_along_k ? "T" : "N"));
-  const Variant variant = best_variant(planner, product);
+  const Variant variant = best_variant(planner, product, is_b_along_k);
   const int64_t parts =
       tiles_of(product, product.m, variant.is_exchanged, variant.columns, 1).count() *
       variant.parts;
@@ -213,7 +236,7 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
                               around.activation == Activation::kNone;
         const auto plan = is_plain ? plan_wgmma<T, columns, is_exchanged, true>
                                    : plan_wgmma<T, columns, is_exchanged, sizeof(T) == 4>;
-        plan(planner, product, *operands, variant.parts, sums);
+        plan(planner, product, *operands, variant, sums);
       }
     };
     constexpr std::bool_constant<true> kExchanged;

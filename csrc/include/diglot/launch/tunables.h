@@ -39,6 +39,7 @@ namespace diglot {
   X(kNormBackwardSumSide, "norm_backward.cuda.sum_side")                                         \
   X(kNormBackwardThreads, "norm_backward.cuda.threads")                                          \
   X(kNormForwardSkippedShapes, "norm_forward.cuda.skipped_shapes")                               \
+  X(kProductsCluster, "products.cuda.cluster")                                                   \
   X(kProductsColumns, "products.cuda.columns")                                                   \
   X(kProductsGroup, "products.both.group")                                                       \
   X(kProductsSpeed, "products.cuda.speed")                                                       \

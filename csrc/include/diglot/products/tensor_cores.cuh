@@ -12,6 +12,9 @@
 // Products of few rows exchange their operands: tiles are those of C's transpose, B^T A^T. Columns
 // of C then fill the 64 rows of wgmma, and few rows of C make a narrow tile. Below, A is then B^T.
 // Products of few tiles split K (split.cuh).
+//
+// Two blocks may form a cluster. Their tiles lie one below the other, so they share the tiles of B:
+// each loads half of them, and TMA writes it to both blocks. L2 is asked for fewer bytes.
 #pragma once
 
 #include "diglot/mma/matrix.cuh"
@@ -20,6 +23,7 @@
 #include "diglot/mma/wgmma.cuh"
 #include "diglot/products/accumulators.cuh"
 #include "diglot/products/split.cuh"
+#include "diglot/sync/cluster.cuh"
 #include "diglot/types.cuh"
 
 namespace diglot {
@@ -87,8 +91,9 @@ struct TmaBatch {
 
 struct WgmmaProduct {
   Major major_a, major_b;
-  SplitSchedule schedule;
-  int64_t inner_batches;  // those of the batch's first dimension
+  SplitSchedule schedule;  // of clusters: a row of tiles has one for each of its blocks
+  int cluster;             // blocks, 1 or 2
+  int64_t inner_batches;   // those of the batch's first dimension
   TmaBatch in_a, in_b, in_c;
   // Whether TMA can store C. Otherwise threads do.
   bool is_stored_by_tma;
@@ -137,6 +142,39 @@ DIGLOT_DEVICE void load_tile(const TensorMap& map, char* tile, Mbarrier& full, M
   }
 }
 
+// This block's number in its cluster, and the number of that.
+DIGLOT_DEVICE int rank_in_cluster(int cluster) {
+  return static_cast<int>(blockIdx.x) & (cluster - 1);
+}
+DIGLOT_DEVICE uint32_t cluster_number(int cluster) { return blockIdx.x >> (cluster - 1); }
+
+// Loads this block's share of a tile of B for all blocks of the cluster: of a panel, some lines.
+template <int kSide, int kDepth, int kLine, typename Batch>
+DIGLOT_DEVICE void load_share(const TensorMap& map, char* tile, Mbarrier& full, Major major,
+                              int side, int depth, const Batch& batch, int cluster) {
+  constexpr int kLineBytes = 128;
+  const int rank = rank_in_cluster(cluster);
+  const auto blocks = static_cast<uint16_t>((1 << cluster) - 1);
+  if (major == Major::kK) {
+    const int first = rank * (kSide >> (cluster - 1));
+    tma_load_multicast(map, tile + first * kLineBytes, full,
+                       {depth, side + first, batch.inner, batch.outer}, blocks);
+  } else {
+    const int line = rank * (kDepth >> (cluster - 1));
+    DIGLOT_UNROLL
+    for (int first = 0; first < kSide; first += kLine) {
+      tma_load_multicast(map, tile + first * kDepth * 2 + line * kLineBytes, full,
+                         {side + first, depth + line, batch.inner, batch.outer}, blocks);
+    }
+  }
+}
+
+// A consumer hands a stage back, to the producers of all blocks that fill it.
+DIGLOT_DEVICE void release_stage(Mbarrier& empty, int cluster) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+  if (thread < cluster) cluster == 1 ? empty.arrive() : empty.release_at(thread);
+}
+
 DIGLOT_DEVICE BatchPlace operator*(const BatchPlace& place, const TmaBatch& batch) {
   return {place.inner * batch.step[0], place.outer * batch.step[1]};
 }
@@ -152,17 +190,24 @@ template <typename Shape>
 DIGLOT_DEVICE void produce_stage(typename Shape::Shared& shared, Ring<Shape::kStages>& ring,
                                  Mbarrier* full, Mbarrier* empty, const TensorMap& a,
                                  const TensorMap& b, Major major_a, Major major_b,
-                                 const StepPlace& place) {
+                                 const StepPlace& place, int cluster = 1) {
   // Along N, K-major tiles have no more columns than C's; N-major ones have whole panels.
   const uint32_t bytes_b =
       major_b == Major::kK ? Shape::kColumns * Shape::kDepth * Shape::kBytes : Shape::kBytesB;
   // The phase before a new barrier's first counts as ended: the first round waits for nobody.
-  empty[ring.stage].wait(ring.parity ^ 1);
+  Mbarrier& free = empty[ring.stage];
+  cluster == 1 ? free.wait(ring.parity ^ 1) : free.wait_for_cluster(ring.parity ^ 1);
   full[ring.stage].arrive_expect(Shape::kBytesA + bytes_b);
   load_tile<Shape::kRows, Shape::kDepth, Shape::kLine>(a, shared.a[ring.stage], full[ring.stage],
                                                        major_a, place.row, place.depth, place.in_a);
-  load_tile<Shape::kColumns, Shape::kDepth, Shape::kLine>(
-      b, shared.b[ring.stage], full[ring.stage], major_b, place.column, place.depth, place.in_b);
+  if (cluster == 1) {
+    load_tile<Shape::kColumns, Shape::kDepth, Shape::kLine>(
+        b, shared.b[ring.stage], full[ring.stage], major_b, place.column, place.depth, place.in_b);
+  } else {
+    load_share<Shape::kColumns, Shape::kDepth, Shape::kLine>(
+        b, shared.b[ring.stage], full[ring.stage], major_b, place.column, place.depth, place.in_b,
+        cluster);
+  }
   ring.advance();
 }
 
@@ -171,17 +216,19 @@ template <typename Shape>
 DIGLOT_DEVICE void produce_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
                                   const TensorMap& a, const TensorMap& b,
                                   const WgmmaProduct& product) {
+  const int cluster = product.cluster, rank = rank_in_cluster(cluster);
   Ring<Shape::kStages> ring;
   const auto count = static_cast<uint32_t>(product.schedule.count());
-  for (uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
+  const uint32_t clusters = gridDim.x >> (cluster - 1);
+  for (uint32_t index = cluster_number(cluster); index < count; index += clusters) {
     const TilePart part = product.schedule.part(index);
     const Tile tile = part.tile;
     const BatchPlace batch = place_in_batch(product, tile.batch);
-    StepPlace place{tile.row * Shape::kRows, tile.column * Shape::kColumns,
+    StepPlace place{(tile.row * cluster + rank) * Shape::kRows, tile.column * Shape::kColumns,
                     part.first * Shape::kDepth, batch * product.in_a, batch * product.in_b};
     for (int step = part.first; step < part.end; ++step, place.depth += Shape::kDepth) {
-      produce_stage<Shape>(shared, ring, full, empty, a, b, product.major_a, product.major_b,
-                           place);
+      produce_stage<Shape>(shared, ring, full, empty, a, b, product.major_a, product.major_b, place,
+                           cluster);
     }
   }
 }
@@ -198,11 +245,10 @@ struct AsLoaded {
 template <typename T, typename Shape, Major kMajorA, Major kMajorB, typename Prepare>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kStages>& ring,
                                    typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
-                                   int first_row, int steps, const Prepare& prepare) {
+                                   int first_row, int steps, const Prepare& prepare, int cluster) {
   using TileA = typename Shape::template TileA<kMajorA>;
   using TileB = typename Shape::template TileB<kMajorB>;
   constexpr MmaType kType = kMmaType<T>;
-  const bool is_speaker = threadIdx.x % kWarpgroupThreads == 0;
   int previous = 0;
   DIGLOT_UNROLL
   for (float& sum : sums) sum = 0;
@@ -220,13 +266,13 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kSta
     }
     wgmma_commit();
     wgmma_wait<1>();
-    if (step > 0 && is_speaker) empty[previous].arrive();
+    if (step > 0) release_stage(empty[previous], cluster);
     previous = ring.stage;
     ring.advance();
   }
   wgmma_wait<0>();
   fence_accumulators(sums);
-  if (steps > 0 && is_speaker) empty[previous].arrive();
+  if (steps > 0) release_stage(empty[previous], cluster);
 }
 
 // The same for the operands' layout: one mainloop for each.
@@ -234,10 +280,10 @@ template <typename T, typename Shape, typename Prepare = AsLoaded>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kStages>& ring,
                                    typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
                                    int first_row, Major order_a, Major order_b, int steps,
-                                   const Prepare& prepare = {}) {
+                                   const Prepare& prepare = {}, int cluster = 1) {
   const auto multiply = [&](auto major_a, auto major_b) {
     multiply_stages<T, Shape, decltype(major_a)::value, decltype(major_b)::value>(
-        sums, ring, shared, full, empty, first_row, steps, prepare);
+        sums, ring, shared, full, empty, first_row, steps, prepare, cluster);
   };
   constexpr std::integral_constant<Major, Major::kK> kAlongK;
   constexpr std::integral_constant<Major, Major::kMn> kAlongMn;
@@ -266,19 +312,23 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
   // Sums of 16-bit types leave registers for a bias, where little else follows them.
   constexpr bool kKeepsBias = sizeof(T) == 2 && Shape::kIsPlain;
   const int consumer = consumer_number();
-  const int first_row = consumer * Shape::kConsumerRows;
+  const int cluster = product.cluster, rank = rank_in_cluster(cluster);
+  const int first_row = rank * Shape::kRows + consumer * Shape::kConsumerRows;
   Ring<Shape::kStages> ring;
   TmaParts<Shape> stored{shared.c[consumer], 1 + consumer};
   const auto count = static_cast<uint32_t>(product.schedule.count());
-  for (uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
+  const uint32_t clusters = gridDim.x >> (cluster - 1);
+  for (uint32_t index = cluster_number(cluster); index < count; index += clusters) {
     const TilePart part = product.schedule.part(index);
     const Tile tile = part.tile;
-    const int row = tile.row * Shape::kRows + first_row, column = tile.column * Shape::kColumns;
+    const int row = tile.row * cluster * Shape::kRows + first_row,
+              column = tile.column * Shape::kColumns;
     TileBias<T, Shape> bias;
     if constexpr (kKeepsBias) bias.load(epilogue, row, column);
     float sums[Shape::kSums];
-    multiply_stages<T, Shape>(sums, ring, shared, full, empty, first_row, product.major_a,
-                              product.major_b, part.end - part.first);
+    multiply_stages<T, Shape>(sums, ring, shared, full, empty, consumer * Shape::kConsumerRows,
+                              product.major_a, product.major_b, part.end - part.first, AsLoaded{},
+                              cluster);
     const int parts = product.schedule.parts;
     if (parts > 1 &&
         !add_parts<Shape::kConsumers>(sums, scratch, part, parts, consumer, stored.barrier)) {
@@ -312,10 +362,19 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
   if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();
 }
 
+// Waits for all threads of the cluster. It orders no accesses: barriers in shared memory do.
+DIGLOT_DEVICE void meet_cluster(int cluster) {
+  if (cluster == 1) return;
+  __syncwarp();  // the cluster's barrier is for whole warps
+  cluster_arrive_relaxed();
+  cluster_wait();
+}
+
 // Shares a block's warpgroups out: produce(shared, full, empty) by one thread, and consume(...) by
-// the consumers. The producer waits for nobody before its first loads.
+// the consumers. The producer waits for nobody before its first loads, but for the other blocks of
+// its cluster: their barriers must be ready, and no block may end while others write to it.
 template <typename Shape, typename Produce, typename Consume>
-DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume) {
+DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, int cluster = 1) {
   constexpr int kReady = 15, kWarp = 32;  // the barrier's number
   constexpr int kThreads = kWarp + Shape::kConsumers * kWarpgroupThreads;
   extern __shared__ __align__(1024) char memory[];
@@ -324,19 +383,23 @@ DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume) {
   if (threadIdx.x < kWarpgroupThreads) {
     if (threadIdx.x < kWarp) {
       if (threadIdx.x == 0) {
-        for (Mbarrier& barrier : full) barrier.init(1);                   // the producer
-        for (Mbarrier& barrier : empty) barrier.init(Shape::kConsumers);  // one thread of each
+        for (Mbarrier& barrier : full) barrier.init(1);  // the producer
+        // One thread of each consumer.
+        for (Mbarrier& barrier : empty) barrier.init(Shape::kConsumers * cluster);
         fence_mbarrier_init();
       }
       named_barrier_arrive(kReady, kThreads);
     }
+    meet_cluster(cluster);
     release_registers<40>();
     if (threadIdx.x == 0) produce(shared, full, empty);
   } else {
+    meet_cluster(cluster);
     take_registers<232>();
     named_barrier_sync(kReady, kThreads);
     consume(shared, full, empty);
   }
+  meet_cluster(cluster);
 }
 
 template <typename T, typename Shape>
@@ -355,7 +418,8 @@ DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, con
       [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
         consume_stages<T, Shape>(shared, full, empty, map_c, map_before, epilogue, scratch,
                                  product);
-      });
+      },
+      product.cluster);
 }
 
 }  // namespace diglot
