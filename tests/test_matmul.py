@@ -94,8 +94,7 @@ def test_blocks_have_several_tiles():
 @pytest.mark.parametrize("wide", [False, True])
 def test_programs_have_several_tiles(wide):
     """Persistent programs of Triton: the next tile's steps follow those of the last."""
-    columns = {"products.triton.persistent.columns": 256 if wide else 128}
-    with diglot.use_plans(columns):
+    with diglot.use_plans({"products.triton.number": 1 if wide else 2}):
         a, b = operands(300, 520, 136, "NT", torch.bfloat16, integers)
         result = diglot.matmul(a, b, backend="triton")
     assert variant() == f"descriptors, tiles of 128x{256 if wide else 128}"

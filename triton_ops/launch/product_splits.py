@@ -36,6 +36,7 @@ class TileWork(NamedTuple):
         memory: bytes of A, B and C.
         bytes: of a tile's sums.
         programs: that share an SM.
+        end: time of a tile's end, which no step of its program overlaps.
         counters: that a tile needs.
     """
 
@@ -47,6 +48,7 @@ class TileWork(NamedTuple):
     memory: int
     bytes: int
     programs: int = 1
+    end: float = TILE
     counters: int = 1
 
     def can_split(self, parts: int) -> bool:
@@ -69,7 +71,7 @@ class TileWork(NamedTuple):
         together = -(-running // multiprocessors)
         loading = self.loaded * running / multiprocessors / FROM_CACHE
         step = max(self.step * together, self.ahead, loading)
-        computing = rounds * (step * -(-self.steps // parts) + TILE)
+        computing = rounds * (step * -(-self.steps // parts) + self.end)
         memory = FIRST + self.memory / FROM_MEMORY
         hidden = HIDDEN * min(computing, memory)
         meeting = rounds * ROUND + self.bytes * (rounds + parts) / SUMS if parts > 1 else 0

@@ -9,12 +9,14 @@ import sys
 from typing import NamedTuple
 
 # Relative, because mypy finds this folder under its name in the tree.
-from .product_splits import TileWork
+from .product_splits import TILE, TileWork
 from .products import Product, tiles_of
 
 AHEAD = 1080  # nanoseconds from the request of a step's operands until they are there
 # Of a warp, where C or the input is accessed by addresses: they take registers of more sums.
 MOST_SUMS = 2048
+ACTIVATION = 0.14  # nanoseconds of an SM for an element
+BESIDE_STEPS = 0.7  # the share of it that stays where another program's steps go on
 SHARED_ASIDE = 2048  # bytes of barriers, and what each block has
 
 
@@ -117,7 +119,14 @@ def work_of(tile: Tile, product: Product) -> TileWork:
         (m * k + n * k + m * n) * batches * itemsize,
         4 * tile.rows * tile.columns,
         tile.programs,
+        TILE + (_activation_time(tile) if product.around.activation != "none" else 0),
     )
+
+
+def _activation_time(tile: Tile) -> float:
+    """Nanoseconds of GELU for the tiles that an SM finishes at a time."""
+    time = ACTIVATION * tile.rows * tile.columns * tile.programs
+    return BESIDE_STEPS * time if tile.programs > 1 else time
 
 
 def _fitting(variant: Variant, product: Product, epilogue: Epilogue) -> Variant | None:

@@ -33,8 +33,8 @@ def finish(
         numbers: the halves of beta and of alpha, each None where both factors are 1.
         outputs: `before`, which gets the elements before their activation, or None; C. Both are
             descriptors with HAS_DESCRIPTOR, else pointers.
-        PIECES: the tile is finished in so many pieces: 1, 2 or 4 parts of the sums' columns, which
-            stay in their threads. Addresses of 64 bits take two registers each.
+        PIECES: 1, 2 or 4 parts of the sums' columns, which are finished in turn and stay in their
+            threads. Addresses of 64 bits take two registers each.
     """
     for piece in tl.static_range(PIECES):
         part = piece_of(sums, piece, PIECES)
@@ -56,7 +56,7 @@ def finish_piece(
     part, batch, row, column, sizes, strides, around, numbers, outputs,
     ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
 ):  # fmt: skip
-    """The same of a piece, which begins at `row` and `column`."""
+    """Finishes a piece, which begins at `row` and `column`."""
     bias, bias_stride, input, input_row, input_column = around
     before, c = outputs
     if not HAS_DESCRIPTOR:

@@ -47,8 +47,8 @@ struct GroupedWgmma {
   }
 };
 
-// Overwrites the elements of K in a stage before `begin` and from `end` on by zeros, for both
-// consumers: each does its rows of A, and half of the columns of B.
+// Overwrites the elements of K in a stage before `begin`, and from `end` on, by zeros. Each
+// consumer does its rows of A, and half of the columns of B.
 template <typename T, typename Shape, typename TileA, typename TileB>
 DIGLOT_DEVICE void zero_outside(char* a, char* b, int consumer, int begin, int end) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;

@@ -27,8 +27,9 @@ struct GroupSchedule {
   int rows;     // of tiles, where groups divide K: then each group has all of them
   int columns;  // of tiles
   int height;   // rows of tiles that make a group of `TileSchedule`
-  // A range begins at a multiple of it, before its group where that begins elsewhere: TMA loads
-  // boxes at multiples of 16 bytes of contiguous elements.
+
+  // TMA loads boxes at multiples of 16 bytes of contiguous elements. So a range begins at a
+  // multiple of `align`, if need be before its group.
   int align = 1;
 
   // Where a group's range begins.

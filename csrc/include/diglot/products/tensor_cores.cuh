@@ -371,8 +371,8 @@ DIGLOT_DEVICE void meet_cluster(int cluster) {
 }
 
 // Shares a block's warpgroups out: produce(shared, full, empty) by one thread, and consume(...) by
-// the consumers. The producer waits for nobody before its first loads, but for the other blocks of
-// its cluster: their barriers must be ready, and no block may end while others write to it.
+// the consumers. The blocks of a cluster wait for each other's barriers, and none ends while others
+// write to it. A producer waits for nobody else before its first loads.
 template <typename Shape, typename Produce, typename Consume>
 DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, int cluster = 1) {
   constexpr int kReady = 15, kWarp = 32;  // the barrier's number
