@@ -33,9 +33,7 @@ FIRST_FACTOR, FACTOR = 4.0, 2.0
 EXACT_GAIN, NEAR_GAIN = 1.01, 1.05
 Numbers = Mapping[str, int]  # by the names of tunables, for every entry of a table
 # Ops whose plans are those of another: what surrounds a product hardly changes which is best.
-KEPT_AS = dict.fromkeys(
-    ("linear", "addmm", "bmm", "baddbmm", "mlp"), ("matmul", "matmul_forward")
-)
+KEPT_AS = dict.fromkeys(("linear", "addmm", "bmm", "baddbmm", "mlp"), ("matmul", "matmul_forward"))
 # Ops whose best plan a near shape does not tell: it depends on how many rounds of tiles there are.
 EXACT_ONLY = ("matmul", "grouped_mm", "scaled_mm")
 
