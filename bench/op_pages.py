@@ -40,7 +40,7 @@ def accuracy(report: Report) -> list[str]:
     """The largest errors of each direction and dtype, against float64."""
     found: dict[tuple[str, str], dict[str, dict[str, float]]] = defaultdict(dict)
     for row in report["rows"]:
-        if row["provider"] in JUDGED and "worst_ulp" in row and "float" in row["dtype"]:
+        if row["provider"] in JUDGED and "worst_share" in row and "float" in row["dtype"]:
             errors = found[row["direction"], row["dtype"]].setdefault(row["provider"], {})
             for name in ("worst_ulp", "worst_share"):
                 errors[name] = max(errors.get(name, 0.0), float(row[name]))

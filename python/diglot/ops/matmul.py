@@ -33,7 +33,7 @@ def matmul(
             `input`, its length and `other`. Plans are then made for many rows, so few rows are
             slower. It needs the backend "cuda" or "triton". `use_plans("invariant")` does so for
             all calls. The gradient of `input` has it too.
-        backend: as in `diglot.gelu`. "auto" takes PyTorch: no benchmark of ours is committed yet.
+        backend: as in `diglot.gelu`. "auto" takes PyTorch: ours is slower at some shapes.
 
     Returns:
         A contiguous tensor (..., M, N). A vector's dimension, M or N, is left out. With K = 0 it is

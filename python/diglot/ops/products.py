@@ -24,7 +24,7 @@ from diglot.ops.sum_to_shape import unbroadcast
 from diglot.reference.matmul import rows_of
 
 Multiply = Callable[..., Tensor]  # of two operands, on a backend
-# "auto" takes PyTorch's products: diglot's have no committed benchmark yet.
+# "auto" takes PyTorch's products: diglot's are slower at some shapes (docs/products.md).
 _find_precision: Any = torch._C._get_fp32_precision_getter  # type: ignore[attr-defined]
 AUTO_ORDER = ("torch", "cuda", "triton")
 for _op in ("matmul", "linear", "addmm", "bmm", "baddbmm", "mlp"):
