@@ -91,6 +91,19 @@ def test_blocks_have_several_tiles():
     assert torch.equal(result, matmul_oracle(a, b).bfloat16())
 
 
+@pytest.mark.parametrize("columns", [64, 96, 224])
+@needs_cuda
+def test_clusters_in_cuda(columns):
+    """Two blocks share tiles of B, of both layouts. The last pair of tiles may have one alone."""
+    numbers = {"products.cuda.cluster": 2, "products.cuda.columns": columns}
+    for m, layout in ((300, "NT"), (520, "NN")):
+        a, b = operands(m, 264, 136, layout, torch.bfloat16, integers)
+        with diglot.use_plans(numbers):
+            result = diglot.matmul(a, b, backend="cuda")
+        assert variant() == f"wgmma, tiles of 128x{columns}, in clusters"
+        assert torch.equal(result, matmul_oracle(a, b).bfloat16())
+
+
 @pytest.mark.parametrize("wide", [False, True])
 def test_programs_have_several_tiles(wide):
     """Persistent programs of Triton: the next tile's steps follow those of the last."""

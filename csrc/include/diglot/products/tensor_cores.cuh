@@ -362,11 +362,13 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
   if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();
 }
 
-// Waits for all threads of the cluster. It orders no accesses: barriers in shared memory do.
+// Waits for all threads of the cluster, for which whole warps must arrive. At the end it publishes
+// arrivals at other blocks' barriers: no block may end before they are there.
+template <bool kIsEnd>
 DIGLOT_DEVICE void meet_cluster(int cluster) {
   if (cluster == 1) return;
-  __syncwarp();  // the cluster's barrier is for whole warps
-  cluster_arrive_relaxed();
+  __syncwarp();
+  kIsEnd ? cluster_arrive() : cluster_arrive_relaxed();
   cluster_wait();
 }
 
@@ -390,16 +392,16 @@ DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, int
       }
       named_barrier_arrive(kReady, kThreads);
     }
-    meet_cluster(cluster);
+    meet_cluster<false>(cluster);
     release_registers<40>();
     if (threadIdx.x == 0) produce(shared, full, empty);
   } else {
-    meet_cluster(cluster);
+    meet_cluster<false>(cluster);
     take_registers<232>();
     named_barrier_sync(kReady, kThreads);
     consume(shared, full, empty);
   }
-  meet_cluster(cluster);
+  meet_cluster<true>(cluster);
 }
 
 template <typename T, typename Shape>
