@@ -98,9 +98,10 @@ def scales_of_numbers(*shape: int) -> torch.Tensor:
 def test_numbers(backend, form):
     for pair, dtype in zip(PAIRS, RESULTS, strict=True):
         a, b, *scales = operands(40, 24, 272, pair, form, normal, scales_of_numbers)
-        bias, is_fast = normal(24, dtype=dtype), dtype == torch.float16
-        result = diglot.scaled_mm(a, b, *scales, bias, dtype, is_fast, backend=backend)
-        assert_right(result, a, b, *scales, bias)
+        dense, is_fast = normal(48, dtype=dtype), dtype == torch.float16
+        for bias in (dense[:24], dense[::2], dense[:1].expand(24)):
+            result = diglot.scaled_mm(a, b, *scales, bias, dtype, is_fast, backend=backend)
+            assert_right(result, a, b, *scales, bias)
 
 
 WIDTHS = [("fast", (64, 128, 256)), ("exact", (64, 128, 192)), ("blocks", (64, 128))]

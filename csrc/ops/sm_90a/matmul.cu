@@ -161,7 +161,9 @@ void plan_wgmma(Planner& planner, const Product& product, Operands operands, con
   const TmaMatrix& c =
       operands.c ? *operands.c : operands.a.matrix;  // not used, but a map all the same
   TmaMatrix before = c;
-  if (product.around.before != nullptr) before.data = product.around.before->as<void>();
+  if (operands.c && product.around.before != nullptr) {
+    before.data = product.around.before->as<void>();
+  }
   const int cluster = variant.cluster;
   TileSchedule tiles = tiles_of(product, product.m, kIsExchanged, kColumns, group);
   tiles.rows = static_cast<int>(rounded_up_quotient(tiles.rows, cluster));

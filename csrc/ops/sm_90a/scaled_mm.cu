@@ -120,6 +120,7 @@ bool plan_on_tensor_cores(Planner& planner, const ScaledProduct& scaled) {
   const Product& product = scaled.product;
   const int64_t most = std::numeric_limits<int32_t>::max() - 1024;  // coordinates have 32 bits
   if (planner.device.architecture() != 90 || product.k == 0 || product.of_c.column != 1 ||
+      (product.around.bias != nullptr && product.n > 1 && product.bias_stride() != 1) ||
       std::max({product.m, product.n, product.k}) > most) {
     return false;
   }
