@@ -30,7 +30,9 @@ FAULTS = {
     "K's tail": Fault("step < part.end", "step + 1 < part.end"),
     "phase": Fault("full[ring.stage].wait(ring.parity);", "full[ring.stage].wait(0);"),
     "no wait for the stage": Fault("full[ring.stage].wait(ring.parity);", ""),
-    "no wait for its release": Fault("empty[ring.stage].wait(ring.parity ^ 1);", ""),
+    "no wait for its release": Fault(
+        "cluster == 1 ? free.wait(ring.parity ^ 1) : free.wait_for_cluster(ring.parity ^ 1);", ""
+    ),
     "release before the products end": Fault("wgmma_wait<1>();", "wgmma_wait<2>();"),
     "bytes": Fault("arrive_expect(Shape::kBytesA + bytes_b)", "arrive_expect(Shape::kBytesA)"),
     "no fence before the store": Fault("fence_async_proxy();", ""),
@@ -46,7 +48,9 @@ FAULTS = {
     "memory ends while TMA reads it": Fault(
         "if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();", ""
     ),
-    "the other consumer's rows": Fault("consumer * Shape::kConsumerRows", "0"),
+    "the other consumer's rows": Fault(
+        "full, empty, consumer * Shape::kConsumerRows,", "full, empty, 0,"
+    ),
     "registers": Fault("take_registers<232>", "take_registers<240>"),
 }
 # Of exchanged operands, whose K is split.

@@ -48,6 +48,7 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   const WgmmaProduct product{kIsExchanged ? Major::kMn : Major::kK,
                              kIsExchanged ? Major::kK : Major::kMn,
                              {tiles, (kK + Shape::kDepth - 1) / Shape::kDepth, kParts},
+                             /*cluster=*/1,
                              1,
                              {},
                              {},
