@@ -34,7 +34,7 @@ def add_products(
 
     Addresses are made here, in the loop, and the compiler moves out of it what it can. Made before
     a loop that is flattened, they would lose what is known of their alignment: then no copy of B is
-    asynchronous, and the product takes four times as long.
+    asynchronous, and the product is slow.
     """
     rows = (row + tl.arange(0, BM)).to(tl.int64)[:, None]
     columns = (column + tl.arange(0, BN)).to(tl.int64)[None, :]
