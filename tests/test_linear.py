@@ -94,10 +94,12 @@ def test_activation_and_residual(backend, dtype, activation):
         assert (error <= bound + torch.finfo(dtype).tiny).all()
 
 
-@pytest.mark.parametrize("columns", [16, 32, 64, 96, 128, 160, 192, 224, 256])
+@pytest.mark.parametrize("columns", [16, 32, 64, 128, 192, 256])
 @needs_cuda
 def test_all_that_follows_sums_in_each_width(columns):
-    """A bias and a residual by words and by single elements, beside tiles of each width."""
+    """A bias and a residual by words and by single elements, beside tiles of each width that has
+    more than a bias.
+    """
     exchanged = {16, 32} & {columns}
     swap = {"products.cuda.swap": 256 if exchanged else 0}
     with diglot.use_plans({"products.cuda.columns": columns} | swap):

@@ -73,7 +73,8 @@ def test_integers_are_exact_in_both_languages(dtype):
 @needs_cuda
 def test_widths_of_tiles(columns, dtype):
     """Each compiled width in each layout, and C that TMA cannot store."""
-    with diglot.use_plans({"products.cuda.columns": columns}):
+    only = {"products.cuda.swap": 0, "products.cuda.turns": 1}
+    with diglot.use_plans({"products.cuda.columns": columns, **only}):
         for layout, n in zip(LAYOUTS, (columns, columns + 3, 8, columns - 24), strict=True):
             # N-major B takes multiples of 8 only.
             n = n if layout[1] == "T" else -(-n // 8) * 8
@@ -321,10 +322,11 @@ def test_plans_of_named_devices():
 
     assert plan(h200, 4096, 4096, 4096) == ("wgmma, tiles of 128x256", 132)
     assert plan(h200, 4096, 1792, 4096) == ("wgmma, tiles of 128x224", 132)
-    assert plan(h200, 16, 8192, 8192) == ("wgmma, tiles of 16x128, exchanged", 64)
-    parts = ("wgmma, tiles of 16x128, exchanged, K in 8 parts", 128)
+    assert plan(h200, 16, 8192, 8192) == ("wgmma, tiles of 16x64, exchanged", 128)
+    parts = ("wgmma, tiles of 16x64, exchanged, K in 3 parts of a cluster", 96)
     assert plan(h200, 16, 2048, 8192) == parts
     assert plan(h200, 512, 5120, 5120) == ("wgmma, tiles of 128x160", 128)
+    assert plan(h200, 8192, 4096, 1024) == ("wgmma, tiles of 128x128, in turns", 132)
     assert plan(h200, 4096, 4095, 4096) == ("wgmma, tiles of 128x256, copy of B", 132)
     assert plan(h200, 64, 64, 64, torch.float32) == ("fma, tiles of 64x64", 1)
     assert plan(a100, 4096, 4096, 4096) == ("fma, tiles of 128x128", 1024)

@@ -17,8 +17,11 @@ from planted.library import ROOT, find_nvcc
 from diglot.tools.machine_code import dump
 
 TF32_COLUMNS = (64, 96, 128, 160, 192, 224, 256)
-# Of 16 bits also three of exchanged operands; each plain, and with all that may follow the sums.
-COLUMNS = tuple(sorted(2 * (16, 32, 64, *TF32_COLUMNS)))
+# Of 16 bits: plain tiles, those of exchanged operands too; tiles with all that may follow the sums;
+# and those of consumers that take turns, in both forms.
+PLAIN, FULL = (*TF32_COLUMNS, 16, 32, 64, 160, 192, 256), (64, 128, 192, 256, 16, 32, 64)
+TURNS = 128, 128
+COLUMNS = tuple(sorted(PLAIN + FULL + TURNS))
 NAMES = ("UTMALDG.4D", "UTMASTG.4D", "USETMAXREG")
 FLOAT8_PAIRS = ("E4M3.E4M3", "E4M3.E5M2", "E5M2.E4M3")
 
@@ -44,14 +47,17 @@ def compiled(source: str, kernels: int, folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_cuda(tmp_path):
-    """Each kernel has a main loop for each layout, of four products a step. TF32 has one layout."""
+    """Each kernel has a main loop for each layout, of four products a step, or of eight in turns.
+    TF32 has one layout.
+    """
     kernels = len(COLUMNS) + len(TF32_COLUMNS)
     found: dict[str, list[int]] = {"16.F32.BF16": [], "8.F32.TF32": []}
     for code in compiled("sm_90a/matmul.cu", kernels, tmp_path):
         ((columns, form),) = set(re.findall(r"HGMMA\.64x(\d+)x(\d+\.F32\.\w+)", code))
         found[form].append(int(columns))
         is_tf32 = "TF32" in form
-        assert len(re.findall(r"\bHGMMA\.", code)) == (4 if is_tf32 else 4 * 4)
+        halves = 2 if re.match(r"\w*Li128ELb0ELb[01]ELb1EE", code) else 1
+        assert len(re.findall(r"\bHGMMA\.", code)) == (4 if is_tf32 else 4 * 4 * halves)
         assert ("STSM" in code) != is_tf32
         for name in NAMES:
             assert name in code, (columns, name)

@@ -17,6 +17,7 @@ HEADERS = [
 ]
 KERNELS = ROOT / "tests/planted/tensor_cores.cu"
 WHOLE, SPLIT, AROUND = (136, 136, 616), (40, 136, 1160), (136, 136, 152)  # M, N, K
+MEETING, TURNS = (136, 136, 680), (136, 264, 392)
 SEEDS = range(4)
 pytestmark = [
     *NEEDS_CUDA,
@@ -37,57 +38,97 @@ FAULTS = {
     "bytes": Fault("arrive_expect(Shape::kBytesA + bytes_b)", "arrive_expect(Shape::kBytesA)"),
     "no fence before the store": Fault("fence_async_proxy();", ""),
     "no barrier before the store": Fault(
-        "named_barrier_sync(parts.barrier, kWarpgroupThreads);\n  parts.next ^= 1;\n  if",
-        "parts.next ^= 1;\n  if",
+        "named_barrier_sync(parts.barrier, kWarpgroupThreads);\n  parts.advance();\n  if",
+        "parts.advance();\n  if",
     ),
     "memory written while TMA reads it": Fault(
-        "if (thread == 0) wait_bulk_groups_read<0>();\n  named", "named"
+        "if (thread == 0) wait_bulk_groups_read<Shape::kParts - 2>();\n  named", "named"
     ),
-    "one part of memory": Fault("parts.next ^= 1;\n  if", "if"),
+    "one part of memory": Fault("parts.advance();\n  if", "if"),
     "consumers before the barriers": Fault("named_barrier_sync(kReady, kThreads);", ""),
     "memory ends while TMA reads it": Fault(
         "if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();", ""
     ),
-    "the other consumer's rows": Fault(
-        "full, empty, consumer * Shape::kConsumerRows,", "full, empty, 0,"
-    ),
+    "the other consumer's rows": Fault("full, empty, tile_row,", "full, empty, 0,"),
     "registers": Fault("take_registers<232>", "take_registers<240>"),
 }
 # Of exchanged operands, whose K is split.
 SPLIT_FAULTS = {
     "none, split": NO_FAULT,
-    "a part of K": Fault("for (int part = 0; part", "for (int part = 1; part"),
-    "a part of K, twice": Fault("+= loaded[j]", "+= loaded[j] * (part == 1 ? 2 : 1)"),
+    "a part of K": Fault("for (; part < parts; ++part)", "for (; part + 1 < parts; ++part)"),
+    "a part of K, twice": Fault(
+        "add(load(part, i), i);", "add(load(part, i), i), add(load(part, i), i);"
+    ),
+    "parts at once, the first twice": Fault("load(part + other, i)", "load(part, i)"),
     "K's tail of a part": Fault("begin_of(part + 1)}", "begin_of(part + 1) - (part == 1)}"),
     "no counter is reset": Fault("if (is_last[consumer]) *counter = 0;", ""),
     "arrival before all sums": Fault(
-        "named_barrier_sync(barrier, kWarpgroupThreads);  // the arrival", "// the arrival"
-    ),
-    "one counter for two consumers": Fault(
-        "number * kConsumers + consumer;\n  // N", "number;\n  // N"
+        "named_barrier_sync(barrier, kWarpgroupThreads);  // the arrival is that of all threads\n"
+        "  if (",
+        "if (",
     ),
     "C is not transposed": Fault("? row : along", "? along : row"),
+}
+# Of tiles whose parts clusters have.
+MEETING_FAULTS = {
+    "none, in clusters": NO_FAULT,
+    "a share that no block finishes": Fault("parts == rank; }", "parts == rank && column > 0; }"),
+    "both consumers' sums in one place": Fault("consumer * kSums * kWarpgroupThreads +", "0 +"),
+    "sums over tiles in use": Fault("named_barrier_sync(kAll, kConsuming);", ""),
+    "arrival before own sums": Fault(
+        "named_barrier_sync(barrier, kWarpgroupThreads);  // the arrival is that of all threads\n"
+        "    cluster_wait",
+        "cluster_wait",
+    ),
+    "arrival at barriers that are not ready": Fault(
+        "cluster_wait();                                  // the others'", "// the others'"
+    ),
+    "no wait for other blocks": Fault("are_there.wait_for_cluster(0);", ""),
+    "its own sums alone": Fault("dsmem(own, other)", "own"),
+    "memory ends while others read it": Fault("cluster.arrive<true>();\n  cluster.wait();", ""),
+}
+# Of consumers that take turns. A block has three tiles, so its consumers have two and one.
+TURNS_FAULTS = {
+    "none, in turns": NO_FAULT,
+    "out of turn": Fault("turns.await();", ""),
+    "no turn for the other": Fault("if (index + clusters < count) turns.pass();", ""),
+    "no first turn": Fault("turns.begin();", ""),
+    "its own turn again": Fault("kFirst + 1 - consumer", "kFirst + consumer"),
+    "the other consumer's stages": Fault(
+        "ring.advance(product.schedule.steps);  // the other", "// the other"
+    ),
+    "the first consumer's first stages": Fault(
+        "if (turn > 0) ring.advance(product.schedule.steps);", ""
+    ),
+    "the ring's round": Fault("parity ^= static_cast<uint32_t>(rounds) & 1;", ""),
+    "the other consumer's tiles too": Fault("(Shape::kTakesTurns ? 2 : 1)", "1"),
+    "the first half's rows of A": Fault("first_row + half * Shape::kConsumerRows", "first_row"),
+    "the first half's rows of C": Fault("half * Shape::kConsumerRows, has", "0, has"),
+    "the first half's sums": Fault("sums[0][i] = sums[1][i];", ";"),
+    "a release by both": Fault("kTakesTurns ? 1 : kConsumers;", "kConsumers;"),
+    "memory written while TMA reads it, in turns": Fault(
+        "wait_bulk_groups_read<Shape::kParts - 2>", "wait_bulk_groups_read<Shape::kParts - 1>"
+    ),
 }
 # With a bias, an input and an activation.
 AROUND_FAULTS = {
     "none, around": NO_FAULT,
-    "beta ignored": Fault(
-        "fma(epilogue.beta, input[kFirst / 2 + i], part[i])", "part[i] + input[kFirst / 2 + i]"
+    "beta ignored": Fault("fma(epilogue.beta, input[i], part[i])", "part[i] + input[i]"),
+    "the bias of another column": Fault("pairs[i / 4][i % 2];", "pairs[i / 4][0];"),
+    "the bias of another part": Fault(
+        "next_bias.load(epilogue, row, column + first + kColumns);",
+        "next_bias.load(epilogue, row, column);",
     ),
-    "the bias of another column": Fault(
-        "pairs[(kFirst + i) / 4][i % 2]", "pairs[(kFirst + i) / 4][0]"
-    ),
-    "the bias of another part": Fault("bias.template add<kFirst / 2>", "bias.template add<0>"),
+    "the sums of another part": Fault("sums[i] = sums[i + kPart];", ";"),
     "the input of the row below": Fault(
         "first + below * 8 * across", "first + (1 - below) * 8 * across"
     ),
     "the previous tile's epilogue": Fault(
-        "sums, epilogue.moved(0, offset(product.input_batch_strides)), row,",
-        "sums, epilogue.moved(0, offset(product.input_batch_strides)), row % Shape::kRows,",
+        "input_batch_strides)), row,", "input_batch_strides)), row % Shape::kRows,"
     ),
     "no activation": Fault("part[i] = activate<kActivation, T>(part[i])", "part[i] += 0"),
 }
-ALL = FAULTS | SPLIT_FAULTS | AROUND_FAULTS
+ALL = FAULTS | SPLIT_FAULTS | MEETING_FAULTS | TURNS_FAULTS | AROUND_FAULTS
 
 
 def integers(*shape: int) -> torch.Tensor:
@@ -98,7 +139,9 @@ def integers(*shape: int) -> torch.Tensor:
 def test_a_fault_is_found(name, tmp_path):
     fault = ALL[name]
     run = plant(fault, HEADERS, KERNELS, tmp_path)
-    m, n, k = WHOLE if name in FAULTS else SPLIT if name in SPLIT_FAULTS else AROUND
+    groups = {WHOLE: FAULTS, SPLIT: SPLIT_FAULTS, MEETING: MEETING_FAULTS}
+    groups |= {TURNS: TURNS_FAULTS, AROUND: AROUND_FAULTS}
+    (m, n, k) = next(sizes for sizes, faults in groups.items() if name in faults)
     a, b = integers(m, k), integers(k, n)
     expected = a.double() @ b.double()
     if name in AROUND_FAULTS:

@@ -13,8 +13,10 @@ from diglot.reference.matmul import matmul_oracle
 
 HALVES = [torch.bfloat16, torch.float16]
 SWAP, SPLIT, COLUMNS = "products.{}.swap", "products.{}.split", "products.cuda.columns"
-NUMBER = "products.triton.number"
+NUMBER, IN_CLUSTER = "products.triton.number", "products.cuda.split_in_cluster"
+APART = {IN_CLUSTER: 1}  # parts of K meet in scratch; tests/test_product_clusters.py has the others
 WIDE = {16: 2, 32: 4, 64: 6}  # by rows, the number of Triton's tile of 128 columns
+WIDTHS = {"cuda": 64, "triton": 128}  # of tiles of few rows
 NAMES = {"cuda": "wgmma", "triton": "descriptors"}
 
 
@@ -45,16 +47,32 @@ def test_widths_of_exchanged_tiles(backend, rows, dtype):
         bias = normal(n, dtype=dtype)
         with diglot.use_plans({COLUMNS: rows, NUMBER: WIDE[rows]}):
             assert_product(diglot.matmul(a, b, backend=backend), a, b)
-            assert variant() == f"{NAMES[backend]}, tiles of {rows}x128, exchanged"
+            assert variant() == f"{NAMES[backend]}, tiles of {rows}x{WIDTHS[backend]}, exchanged"
             assert_product(diglot.linear(a, b.mT, bias, backend=backend), a, b, bias)
             assert variant().endswith("exchanged")
+
+
+@needs_cuda
+@pytest.mark.parametrize("rows", [160, 192, 256])
+def test_widths_of_more_rows(rows):
+    """Exchanged tiles of more rows read the other operand once too."""
+    for layout, m, n in zip(LAYOUTS, (rows, rows - 7, rows - 8, rows), (136, 131, 8, 128),
+                            strict=True):  # fmt: skip
+        n = n if layout[1] == "T" else -(-n // 8) * 8
+        a, b = operands(m, n, 136, layout, torch.bfloat16)
+        bias = normal(n, dtype=torch.bfloat16)
+        with diglot.use_plans({COLUMNS: rows, SWAP.format("cuda"): 256}):
+            assert_product(diglot.linear(a, b.mT, bias, backend="cuda"), a, b, bias)
+            assert variant() == f"wgmma, tiles of {rows}x128, exchanged"
+            diglot.linear(a, b.mT, activation="gelu", backend="cuda")
+            assert "exchanged" not in variant()  # there are fewer kernels with more than a bias
 
 
 @pytest.mark.parametrize(("swap", "parts"), [(256, 2), (256, 7), (0, 3)])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_parts_of_k(backend, swap, parts):
     """Every step of K counts once, and the bias once, where the last part has a tail too."""
-    numbers = {SWAP.format(backend): swap, SPLIT.format(backend): parts}
+    numbers = {SWAP.format(backend): swap, SPLIT.format(backend): parts, **APART}
     for sizes in [(40, 136, 904), (130, 8, 1032)] if swap else [(20, 72, 456)]:
         a, b = operands(*sizes, "NT", torch.bfloat16, integers)
         bias = integers(sizes[1], dtype=torch.bfloat16)
@@ -70,7 +88,7 @@ def test_parts_of_k(backend, swap, parts):
 @pytest.mark.parametrize("backend", KERNELS)
 def test_parts_of_batches(backend):
     """Rows of a batch are rows of one matrix. K of several matrices is split too."""
-    with diglot.use_plans({SPLIT.format(backend): 3}):
+    with diglot.use_plans({SPLIT.format(backend): 3, **APART}):
         a, b = normal(2, 3, 5, 200, dtype=torch.bfloat16), normal(200, 24, dtype=torch.bfloat16)
         assert_product(diglot.matmul(a, b, backend=backend), a, b)
         assert variant().endswith(", exchanged, K in 3 parts" if backend == "cuda" else "2 parts")
@@ -82,7 +100,7 @@ def test_parts_of_batches(backend):
 @pytest.mark.parametrize("backend", KERNELS)
 def test_no_more_parts_than_steps(backend):
     a, b = operands(9, 24, 200, "NN", torch.bfloat16)
-    with diglot.use_plans({SPLIT.format(backend): 64}):
+    with diglot.use_plans({SPLIT.format(backend): 64, **APART}):
         assert_product(diglot.matmul(a, b, backend=backend), a, b)
         assert variant().endswith(f"K in {4 if backend == 'cuda' else 2} parts")
         # Counters have no room for more tiles than they are.
@@ -94,7 +112,7 @@ def test_no_more_parts_than_steps(backend):
 def test_parts_of_copies(backend):
     """Copies of operands lie behind the sums of parts."""
     a, b = operands(40, 136, 4101, "NT", torch.bfloat16, integers)
-    with diglot.use_plans({SPLIT.format(backend): 3}):
+    with diglot.use_plans({SPLIT.format(backend): 3, **APART}):
         result = diglot.matmul(a, b, backend=backend)
     assert variant().endswith("exchanged, K in 3 parts, copies of A and B")
     assert torch.equal(result, matmul_oracle(a, b).bfloat16())
@@ -104,7 +122,7 @@ def test_parts_of_copies(backend):
 def test_parts_are_added_in_one_order():
     """Bits do not depend on which part is the last to arrive, nor on the language's threads."""
     a, b = operands(33, 40, 640, "NT", torch.bfloat16)
-    with diglot.use_plans({SPLIT.format("cuda"): 5}):
+    with diglot.use_plans({SPLIT.format("cuda"): 5, **APART}):
         first, *others = (diglot.matmul(a, b, backend="cuda") for _ in range(4))
     assert all(torch.equal(first, other) for other in others)
 
@@ -113,7 +131,7 @@ def test_parts_are_added_in_one_order():
 def test_special_values_in_parts(backend):
     a, b = normal(20, 392, dtype=torch.bfloat16), normal(392, 48, dtype=torch.bfloat16)
     a[3, 5], a[7, 391], b[200, 11] = torch.nan, torch.inf, -torch.inf
-    with diglot.use_plans({SPLIT.format(backend): 3}):
+    with diglot.use_plans({SPLIT.format(backend): 3, **APART}):
         result = diglot.matmul(a, b, backend=backend)
     expected = torch.matmul(a.double(), b.double())
     for test in (torch.isnan, torch.isposinf, torch.isneginf):
@@ -136,15 +154,21 @@ def test_choice():
     """Memory bounds products of few rows, so K is split where few tiles would compute longer.
     Products that fill the GPU stay as they are.
     """
-    for m, tiles in [(1, "16x128, exchanged"), (16, "16x128, exchanged"), (20, "32x128, exchanged"),
-                     (64, "64x128, exchanged"), (128, "128x64"), (512, "128x256")]:  # fmt: skip
+    for m, tiles in [(1, "16x64, exchanged"), (16, "16x64, exchanged"), (20, "32x64, exchanged"),
+                     (64, "64x64, exchanged"), (128, "128x64"), (512, "128x256")]:  # fmt: skip
         plan = planned("cuda", m, 8192, 8192)
         assert plan.variant == f"wgmma, tiles of {tiles}" and plan.scratch is None
-    plan = planned("cuda", 16, 2048, 8192)
-    assert plan.variant == "wgmma, tiles of 16x128, exchanged, K in 8 parts"
-    assert plan.scratch == Scratch(4096 + 8 * 4 * 2048 * 16, 4096, STREAM)
-    (order,) = plan.order
-    assert dict(order.numbers)["parts"] == 8 and order.grid == (128,)
+    for numbers, parts, name, scratch in [
+        ({}, 3, "3 parts of a cluster", None),
+        (APART, 4, "4 parts", Scratch(4096 + 4 * 4 * 2048 * 16, 4096, STREAM)),
+    ]:
+        with diglot.use_plans(numbers):
+            plan = planned("cuda", 16, 2048, 8192)
+        assert plan.variant == f"wgmma, tiles of 16x64, exchanged, K in {name}"
+        assert plan.scratch == scratch
+        (order,) = plan.order
+        assert dict(order.numbers)["parts"] == parts and order.grid == (32 * parts,)
+    assert planned("cuda", 8192, 4096, 1024).variant == "wgmma, tiles of 128x128, in turns"
     assert planned("cuda", 512, 5120, 5120).variant == "wgmma, tiles of 128x160"
     large = planned("cuda", 4096, 4096, 4096)
     assert large.variant == "wgmma, tiles of 128x256" and large.scratch is None

@@ -98,8 +98,24 @@ def test_widths_of_tiles(columns):
 @pytest.mark.parametrize("backend", KERNELS)
 def test_parts_of_k(backend):
     a, b = operands(40, 72, 700, "NT", F32)
-    with diglot.use_plans({f"products.{backend}.split": 3}):
+    with diglot.use_plans({f"products.{backend}.split": 3, "products.cuda.split_in_cluster": 1}):
         assert "K in 3 parts, TF32" in check(a, b, None, backend)
+
+
+@needs_cuda
+@pytest.mark.parametrize("columns", [64, 160, 256])
+def test_parts_of_k_in_clusters(columns):
+    """As many parts in scratch have the same bits."""
+    a, b = operands(70, columns - 8, 700, "NT", F32)
+    numbers = {"products.cuda.split": 3, "products.cuda.columns": columns}
+    results = []
+    for where, name in ((2, " of a cluster"), (1, "")):
+        with diglot.use_plans({**numbers, "products.cuda.split_in_cluster": where}):
+            variant = check(a, b, normal(columns - 8, dtype=F32), "cuda")
+            assert variant == f"wgmma, tiles of 128x{columns}, K in 3 parts{name}, TF32"
+            with precision("tf32"):
+                results.append(diglot.matmul(a, b, backend="cuda"))
+    assert torch.equal(*results)
 
 
 def switches() -> Iterator[tuple[object, object]]:

@@ -34,8 +34,9 @@ TensorMap map_of(const void* matrix, int rows, int columns, int box_columns, int
 
 // Twice, with the same scratch: what the first launch leaves there is what the second finds.
 // With kHasAround, A's first row is a bias, and its first columns are the input, with beta = -2.
+// With kMeets, clusters have the parts of tiles.
 template <typename Shape, int kM, int kN, int kK, int kParts, unsigned kBlocks,
-          bool kHasAround = false>
+          bool kHasAround = false, bool kMeets = false>
 constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   constexpr bool kIsExchanged = Shape::kIsExchanged;
   constexpr int kRows = kIsExchanged ? kN : kM, kColumns = kIsExchanged ? kM : kN;  // of tiles
@@ -49,6 +50,7 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
                              kIsExchanged ? Major::kK : Major::kMn,
                              {tiles, (kK + Shape::kDepth - 1) / Shape::kDepth, kParts},
                              /*cluster=*/1,
+                             kMeets,
                              1,
                              {},
                              {},
@@ -70,6 +72,7 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
        range(scratch.data(), 4 * static_cast<int64_t>(scratch.size()))});
   Launch how{kBlocks, Shape::kThreads};
   how.shared_bytes = sizeof(typename Shape::Shared);
+  how.cluster_blocks = kMeets ? kParts : 1;
   for (int launches = 0; launches < 2; ++launches) {
     std::fill_n(out, kM * kN / 2, -1.0f);
     const TensorMap c =
@@ -84,6 +87,10 @@ const std::vector<Entry> kernels = {
     {"136x136x616", start_product<WgmmaShape<bfloat16, 64>, 136, 136, 616, 1, 2>},
     {"136x136x152", start_product<WgmmaShape<bfloat16, 128>, 136, 136, 152, 1, 2, true>},
     {"40x136x1160", start_product<WgmmaShape<bfloat16, 32, true>, 40, 136, 1160, 3, 5>},
+    {"136x136x680", start_product<WgmmaShape<bfloat16, 128>, 136, 136, 680, 3, 12, false, true>},
+    // Three tiles for each block, so its consumers have two and one.
+    {"136x264x392",
+     start_product<WgmmaShape<bfloat16, 128, false, true, true>, 136, 264, 392, 1, 2>},
 };
 
 }  // namespace planted

@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "diglot/launch/dispatch.h"
@@ -17,15 +18,15 @@
 
 namespace diglot {
 
-template <typename T, int kColumns, bool kIsExchanged, bool kIsPlain>
+template <typename T, int kColumns, bool kIsExchanged, bool kIsPlain, bool kTakesTurns>
 __global__ void __launch_bounds__(WgmmaShape<T, kColumns, kIsExchanged, kIsPlain>::kThreads, 1)
     matmul_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                  const __grid_constant__ TensorMap map_c,
                  const __grid_constant__ TensorMap map_before,
                  const __grid_constant__ Epilogue<T> epilogue, char* scratch,
                  const __grid_constant__ WgmmaProduct product) {
-  multiply_by_wgmma<T, WgmmaShape<T, kColumns, kIsExchanged, kIsPlain>>(a, b, map_c, map_before,
-                                                                        epilogue, scratch, product);
+  multiply_by_wgmma<T, WgmmaShape<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns>>(
+      a, b, map_c, map_before, epilogue, scratch, product);
 }
 
 inline Numbers order_of(const WgmmaProduct& product) {
@@ -63,29 +64,48 @@ std::optional<Operands> operands_of(const Device& device, const Product& product
 struct Variant {
   int columns;
   bool is_exchanged;
-  int parts;    // of K
-  int cluster;  // blocks that share tiles of B
+  bool takes_turns;  // whether consumers do
+  int parts;         // of K
+  bool meets;        // whether a cluster has the parts of a tile
+  int cluster;       // blocks that share tiles of B
+
+  // Warpgroups that multiply, each 64 rows of a tile.
+  int consumers() const { return is_exchanged && columns <= 64 ? 1 : 2; }
+  int rows() const { return 64 * consumers(); }
+  int64_t bytes_of_sums() const { return int64_t{4} * rows() * columns; }
 };
 
-constexpr int kRows = 128, kConsumers = 2;  // of all tiles
 // Nanoseconds of an H200 for a column of 128 rows: of a step at full speed, and of a tile's end.
-constexpr double kStep = 2.5, kEnd = 6.5;
-constexpr int kWidths[] = {64, 96, 128, 160, 192, 224, 256}, kExchangedWidths[] = {16, 32, 64};
+constexpr double kStep = 2.5, kEnd = 10;
+// More of a tile's end: where more than a bias follows the sums, and of an activation but ReLU.
+constexpr double kMoreThanBias = 7, kActivation = 11;
+// Columns of tiles. Where more than a bias follows the sums, there are fewer kernels.
+constexpr int kPlainWidths[] = {64, 96, 128, 160, 192, 224, 256}, kWidths[] = {64, 128, 192, 256};
+// Those of exchanged tiles hold all rows of a product, so that they read the other operand once.
+constexpr int kPlainExchangedWidths[] = {16, 32, 64, 160, 192, 256},
+              kExchangedWidths[] = {16, 32, 64};
+constexpr int kTurnWidth = 128;             // where consumers take turns
+constexpr int64_t kNever = 1, kAlways = 2;  // values of `split_in_cluster` and `turns`
 
 std::string name_of(const Variant& variant) {
   const std::string columns = std::to_string(variant.columns);
+  const std::string rows = std::to_string(variant.rows());
   std::string name = "wgmma, tiles of ";
-  name += variant.is_exchanged ? columns + "x128, exchanged" : "128x" + columns;
+  name += variant.is_exchanged ? columns + "x" + rows + ", exchanged" : rows + "x" + columns;
+  if (variant.takes_turns) name += ", in turns";
   if (variant.cluster > 1) name += ", in clusters";
-  return variant.parts == 1 ? name : name + ", K in " + std::to_string(variant.parts) + " parts";
+  if (variant.parts == 1) return name;
+  name += ", K in " + std::to_string(variant.parts) + " parts";
+  return variant.meets ? name + " of a cluster" : name;
 }
 
 // Tiles of C, or of its transpose.
-TileSchedule tiles_of(const Product& product, int64_t m, bool is_exchanged, int columns,
-                      int group) {
-  const auto across = is_exchanged ? product.n : m, along = is_exchanged ? m : product.n;
-  return {static_cast<int>(rounded_up_quotient(across, kRows)),
-          static_cast<int>(rounded_up_quotient(along, columns)), product.batches.numel, group};
+TileSchedule tiles_of(const Product& product, int64_t m, const Variant& variant, int group) {
+  const auto across = variant.is_exchanged ? product.n : m;
+  const auto along = variant.is_exchanged ? m : product.n;
+  return {static_cast<int>(rounded_up_quotient(across, variant.rows())),
+          static_cast<int>(rounded_up_quotient(along, variant.columns)), product.batches.numel,
+          group};
 }
 
 int64_t steps_of(const Product& product) {
@@ -98,15 +118,16 @@ int64_t memory_of(const Product& product, int64_t m) {
   return product.batches.numel * elements * size_of(product.c->dtype);
 }
 
-int64_t bytes_of_sums(int columns) { return int64_t{4} * kRows * columns; }
-
 // The blocks that share tiles of B: two, where their pairs of tiles need no more rounds. The
 // planner has B along K alone shared: TMA loads halves of its other tiles slower.
 int cluster_of(Planner& planner, const Product& product, const Variant& variant, bool can_share) {
   constexpr int kPair = 2;
   const int64_t asked = planner.tuned(Tunable::kProductsCluster);
-  if (variant.is_exchanged || variant.parts > 1 || product.m <= kRows || asked == 1) return 1;
-  TileSchedule tiles = tiles_of(product, product.m, false, variant.columns, 1);
+  if (variant.is_exchanged || variant.takes_turns || variant.parts > 1 ||
+      product.m <= variant.rows() || asked == 1) {
+    return 1;
+  }
+  TileSchedule tiles = tiles_of(product, product.m, variant, 1);
   const int64_t multiprocessors = std::max(planner.device.multiprocessors(), kPair);
   const int64_t rounds = rounded_up_quotient(tiles.count(), multiprocessors);
   tiles.rows = static_cast<int>(rounded_up_quotient(tiles.rows, kPair));
@@ -114,47 +135,116 @@ int cluster_of(Planner& planner, const Product& product, const Variant& variant,
   return asked == kPair || (can_share && of_pairs <= rounds) ? kPair : 1;
 }
 
+bool is_plain(const Product& product) {
+  const auto& around = product.around;
+  return product.is_tf32 || (around.input == nullptr && around.before == nullptr &&
+                             around.activation == Activation::kNone);
+}
+
+// The compiled tiles that may serve a product. Those of few rows exchange their operands. Of more
+// rows, both forms may.
+std::vector<Variant> variants_of(Planner& planner, const Product& product) {
+  const int64_t m = product.planned_m(), few = planner.tuned(Tunable::kProductsSwap);
+  const bool has_exchanged = product.c->dtype != DType::kFloat32 && few > 0;
+  std::vector<Variant> variants;
+  const auto add = [&](int columns, bool is_exchanged) {
+    variants.push_back({columns, is_exchanged, false, 1, false, 1});
+  };
+  const auto add_narrowest = [&](const auto& widths) {  // that holds all rows
+    const auto found = std::lower_bound(std::begin(widths), std::end(widths), m);
+    if (found != std::end(widths)) add(*found, true);
+  };
+  const auto add_all = [&](const auto& widths) {
+    for (const int columns : widths) add(columns, false);
+  };
+  if (has_exchanged) {
+    is_plain(product) ? add_narrowest(kPlainExchangedWidths) : add_narrowest(kExchangedWidths);
+  }
+  if (variants.empty() || m > few) {
+    is_plain(product) ? add_all(kPlainWidths) : add_all(kWidths);
+    const int64_t turns = planner.tuned(Tunable::kProductsTurns);
+    const bool may_split =
+        !product.is_batch_invariant && planner.tuned(Tunable::kProductsSplit) > 1;
+    if (product.c->dtype != DType::kFloat32 && turns != kNever && !may_split) {
+      if (turns == kAlways) variants.clear();
+      variants.push_back({kTurnWidth, false, true, 1, false, 1});
+    }
+  }
+  return variants;
+}
+
+// Nanoseconds of a tile's end, for a column of 128 rows.
+double end_of(const Product& product) {
+  const Activation activation = product.around.activation;
+  const bool is_simple = activation == Activation::kNone || activation == Activation::kRelu;
+  return kEnd + (is_plain(product) ? 0 : kMoreThanBias) + (is_simple ? 0 : kActivation);
+}
+
 // The kernel and the parts of K that take the least time. `can_share`: whether clusters may pay.
 Variant best_variant(Planner& planner, const Product& product, bool can_share) {
   const int64_t m = product.planned_m();
   const int64_t multiprocessors = std::max(planner.device.multiprocessors(), 1);
-  const int64_t asked = planner.tuned(Tunable::kProductsColumns);
   const int64_t asked_parts =
       product.is_batch_invariant ? 1 : planner.tuned(Tunable::kProductsSplit);
-  const bool is_exchanged =
-      product.c->dtype != DType::kFloat32 && m <= planner.tuned(Tunable::kProductsSwap);
-  std::vector<int> widths(std::begin(kWidths), std::end(kWidths));
-  if (is_exchanged) widths.assign(std::begin(kExchangedWidths), std::end(kExchangedWidths));
-  const bool is_asked = std::find(widths.begin(), widths.end(), asked) != widths.end();
+  const int64_t asked_meeting = planner.tuned(Tunable::kProductsSplitInCluster);
+  std::vector<Variant> variants = variants_of(planner, product);
+  const int64_t asked = planner.tuned(Tunable::kProductsColumns);
+  const auto has_others = [&](const Variant& variant) { return variant.columns != asked; };
+  if (!std::all_of(variants.begin(), variants.end(), has_others)) {
+    variants.erase(std::remove_if(variants.begin(), variants.end(), has_others), variants.end());
+  }
   Variant best{};
   double least = std::numeric_limits<double>::max();
-  for (const int columns : widths) {
-    if (is_asked && columns != asked) continue;
-    // Exchanged tiles that hold all rows read the other operand once.
-    const bool holds_rows = columns >= std::min<int64_t>(m, widths.back());
-    if (!is_asked && is_exchanged && !holds_rows) continue;
-    const auto speed = static_cast<double>(planner.tuned(Tunable::kProductsSpeed, columns));
-    const TileWork work{tiles_of(product, m, is_exchanged, columns, 1).count(),
+  for (Variant& variant : variants) {
+    const int columns = variant.columns;
+    const bool is_narrow = variant.consumers() == 1;
+    const auto speed = static_cast<double>(
+        planner.tuned(is_narrow ? Tunable::kProductsSpeedOfFew : Tunable::kProductsSpeed, columns));
+    const double height = is_narrow ? 0.5 : 1;
+    const TileWork work{tiles_of(product, m, variant, 1).count(),
                         static_cast<int>(steps_of(product)),
-                        kStep * columns * 100 / speed,
-                        kEnd * columns,
+                        kStep * height * columns * 100 / speed,
+                        end_of(product) * height * columns,
                         memory_of(product, m),
-                        bytes_of_sums(columns),
-                        kConsumers};
-    const int parts = parts_of(work, asked_parts, multiprocessors);
-    const double time = time_of(work, parts, multiprocessors);
-    if (time < least) least = time, best = {columns, is_exchanged, parts, 1};
+                        variant.bytes_of_sums(),
+                        variant.consumers(),
+                        variant.takes_turns};
+    if (variant.takes_turns) {
+      const double time = time_of(work, 1, multiprocessors);
+      if (time < least) least = time, best = variant;
+      continue;
+    }
+    const int meeting =
+        asked_meeting == kNever ? 1 : parts_in_cluster(work, asked_parts, multiprocessors);
+    double time = time_in_cluster(work, meeting, multiprocessors);
+    variant.parts = meeting, variant.meets = meeting > 1;
+    if (meeting == 1 || asked_meeting != kAlways) {
+      const int parts = parts_of(work, asked_parts, multiprocessors);
+      const double other = time_of(work, parts, multiprocessors);
+      if (meeting == 1 || other < time) time = other, variant.parts = parts, variant.meets = false;
+    }
+    if (time < least) least = time, best = variant;
   }
   best.cluster = cluster_of(planner, product, best, can_share);
   return best;
 }
 
-template <typename T, int kColumns, bool kIsExchanged, bool kIsPlain>
+// Whether there is a kernel of such tiles where more than a bias follows the sums.
+constexpr bool has_full(int columns, bool is_exchanged) {
+  for (const int width : kExchangedWidths) {
+    if (is_exchanged && columns == width) return true;
+  }
+  for (const int width : kWidths) {
+    if (!is_exchanged && columns == width) return true;
+  }
+  return false;
+}
+
+template <typename T, int kColumns, bool kIsExchanged, bool kIsPlain, bool kTakesTurns = false>
 void plan_wgmma(Planner& planner, const Product& product, Operands operands, const Variant& variant,
                 const Address<char>& scratch) {
-  using Shape = WgmmaShape<T, kColumns, kIsExchanged, kIsPlain>;
-  static_assert(Shape::kRows == kRows && Shape::kDepth == kLineBytes / sizeof(T) &&
-                Shape::kConsumers == kConsumers);
+  using Shape = WgmmaShape<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns>;
+  static_assert(Shape::kDepth == kLineBytes / sizeof(T));
   if (kIsExchanged) std::swap(operands.a, operands.b);
   const Product::Batches& batches = product.batches;
   const auto group = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
@@ -165,13 +255,15 @@ void plan_wgmma(Planner& planner, const Product& product, Operands operands, con
     before.data = product.around.before->as<void>();
   }
   const int cluster = variant.cluster;
-  TileSchedule tiles = tiles_of(product, product.m, kIsExchanged, kColumns, group);
+  TileSchedule tiles = tiles_of(product, product.m, variant, group);
   tiles.rows = static_cast<int>(rounded_up_quotient(tiles.rows, cluster));
   tiles.group = static_cast<int>(rounded_up_quotient(tiles.group, cluster));
+  const int64_t most = planner.device.multiprocessors() / cluster;
   WgmmaProduct given{operands.a.major,
                      operands.b.major,
                      {tiles, static_cast<int>(steps_of(product)), variant.parts},
                      cluster,
+                     variant.meets,
                      batches.rank > 0 ? batches.sizes[0] : 1,
                      operands.a.matrix.steps(),
                      operands.b.matrix.steps(),
@@ -187,12 +279,12 @@ void plan_wgmma(Planner& planner, const Product& product, Operands operands, con
     const int lines = (operand.major == Major::kK ? side : Shape::kDepth) / blocks;
     return operand.matrix.encoded(Shape::kLine, static_cast<uint32_t>(lines), Swizzle::k128);
   };
-  const int64_t most = planner.device.multiprocessors() / cluster;
-  Launch how{static_cast<unsigned>(std::min(given.schedule.count(), most) * cluster),
-             Shape::kThreads};
-  how.cluster_blocks = cluster;
+  const int64_t count = given.schedule.count();
+  const int64_t blocks = variant.meets ? count : std::min(count, most) * cluster;
+  Launch how{static_cast<unsigned>(blocks), Shape::kThreads};
+  how.cluster_blocks = variant.meets ? variant.parts : cluster;
   how.shared_bytes = sizeof(typename Shape::Shared);
-  planner.add<matmul_wgmma<T, kColumns, kIsExchanged, kIsPlain>>(
+  planner.add<matmul_wgmma<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns>>(
       how, map(operands.a, Shape::kRows, 1), map(operands.b, Shape::kColumns, cluster),
       c.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
       before.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
@@ -217,13 +309,11 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
   choose_numbers(planner, product,
                  std::string(is_a_along_k ? "N" : "T") + (is_b_along_k ? "T" : "N"));
   const Variant variant = best_variant(planner, product, is_b_along_k);
-  const int64_t parts =
-      tiles_of(product, product.m, variant.is_exchanged, variant.columns, 1).count() *
-      variant.parts;
+  const int64_t parts = tiles_of(product, product.m, variant, 1).count() * variant.parts;
   if (parts > most) return false;  // their indices have 32 bits too
   Address<char> sums;
-  if (variant.parts > 1) {
-    const int64_t bytes = parts * bytes_of_sums(variant.columns);
+  if (variant.parts > 1 && !variant.meets) {
+    const int64_t bytes = parts * variant.bytes_of_sums();
     sums = planner.need({kSplitCounterBytes + bytes, kSplitCounterBytes, Lifetime::kStream});
   }
   const char* const copies = plan_padded_copies(planner, operands->a, operands->b);
@@ -233,20 +323,29 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
     using T = typename decltype(type)::type;
     const auto with = [&](auto columns, auto is_exchanged) {
       if constexpr (sizeof(T) == 2 || !is_exchanged) {
-        const auto& around = product.around;
-        const bool is_plain = around.input == nullptr && around.before == nullptr &&
-                              around.activation == Activation::kNone;
-        const auto plan = is_plain ? plan_wgmma<T, columns, is_exchanged, true>
-                                   : plan_wgmma<T, columns, is_exchanged, sizeof(T) == 4>;
-        plan(planner, product, *operands, variant, sums);
+        if (is_plain(product)) {
+          plan_wgmma<T, columns, is_exchanged, true>(planner, product, *operands, variant, sums);
+        } else if constexpr (sizeof(T) == 2 && has_full(columns, is_exchanged)) {
+          plan_wgmma<T, columns, is_exchanged, false>(planner, product, *operands, variant, sums);
+        }
       }
     };
     constexpr std::bool_constant<true> kExchanged;
     constexpr std::bool_constant<false> kAsTheyAre;
+    if constexpr (sizeof(T) == 2) {
+      if (variant.takes_turns) {
+        const auto plan = is_plain(product) ? plan_wgmma<T, kTurnWidth, false, true, true>
+                                            : plan_wgmma<T, kTurnWidth, false, false, true>;
+        return plan(planner, product, *operands, variant, sums);
+      }
+    }
     switch (variant.is_exchanged ? -variant.columns : variant.columns) {
       case -16: return with(std::integral_constant<int, 16>{}, kExchanged);
       case -32: return with(std::integral_constant<int, 32>{}, kExchanged);
       case -64: return with(std::integral_constant<int, 64>{}, kExchanged);
+      case -160: return with(std::integral_constant<int, 160>{}, kExchanged);
+      case -192: return with(std::integral_constant<int, 192>{}, kExchanged);
+      case -256: return with(std::integral_constant<int, 256>{}, kExchanged);
       case 64: return with(std::integral_constant<int, 64>{}, kAsTheyAre);
       case 96: return with(std::integral_constant<int, 96>{}, kAsTheyAre);
       case 128: return with(std::integral_constant<int, 128>{}, kAsTheyAre);

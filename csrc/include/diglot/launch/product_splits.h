@@ -12,20 +12,23 @@ namespace diglot {
 // Tiles of C, and what they take. Times are nanoseconds of an H200.
 struct TileWork {
   int64_t tiles;
-  int steps;       // along K
-  double step;     // time of a tile's step
-  double end;      // time of a tile's end, which no step overlaps
-  int64_t memory;  // bytes of A, B and C
-  int64_t bytes;   // of a tile's sums
-  int counters;    // that a tile needs
+  int steps;               // along K
+  double step;             // time of a tile's step
+  double end;              // time of a tile's end, which no step overlaps
+  int64_t memory;          // bytes of A, B and C
+  int64_t bytes;           // of a tile's sums
+  int counters;            // that a tile needs
+  bool has_turns = false;  // whether half of a block finishes a tile while the other computes one
 };
 
 // Fitted to times of an H200: nanoseconds, and bytes in a nanosecond.
-constexpr double kSplitRound = 4200;  // of parts that run at once: their ends and arrivals
-constexpr double kSplitSums = 110;    // what an SM writes or reads of sums
-constexpr double kFromMemory = 3750;  // what memory gives all SMs
-constexpr double kHidden = 0.85;      // of the shorter of loading and computing, by the longer one
-constexpr int kMostParts = 16;        // that the model considers
+constexpr double kSplitRound = 3100;  // of parts that run at once: their ends and arrivals
+constexpr double kSplitSums = 120;    // what an SM writes or reads of sums
+constexpr double kMeeting = 1170, kMeetingPart = 220;  // of parts that a cluster has, and of each
+constexpr double kFromMemory = 4100;                   // what memory gives all SMs
+constexpr double kHidden = 0.6;  // of the shorter of loading and computing, by the longer one
+constexpr int kMostParts = 16;   // that the model considers
+constexpr int kMostMeeting = 8;  // blocks of a cluster, on all devices
 constexpr int64_t kMostSplitBytes = 64 << 20;  // scratch that a stream keeps
 
 inline int64_t rounded_up_quotient(int64_t count, int64_t by) { return (count + by - 1) / by; }
@@ -39,8 +42,10 @@ inline bool can_split(const TileWork& work, int parts) {
 // gives the operands. With several parts, sums go through memory after that.
 inline double time_of(const TileWork& work, int parts, int64_t multiprocessors) {
   const auto rounds = static_cast<double>(rounded_up_quotient(work.tiles * parts, multiprocessors));
-  const auto steps = static_cast<double>(rounded_up_quotient(work.steps, parts));
-  const double computing = rounds * (work.step * steps + work.end);
+  const double steps = work.step * static_cast<double>(rounded_up_quotient(work.steps, parts));
+  const double tile = steps + (work.has_turns ? 2 : 1) * work.end;  // by half of the threads
+  const double turn = work.has_turns ? std::max(steps, tile / 2) : tile;
+  const double computing = tile + (rounds - 1) * turn;
   const double loading = static_cast<double>(work.memory) / kFromMemory;
   const double time = computing + loading - kHidden * std::min(computing, loading);
   if (parts == 1) return time;
@@ -58,6 +63,39 @@ inline int parts_of(const TileWork& work, int64_t asked, int64_t multiprocessors
   int best = 1;
   for (int parts = 2; parts <= kMostParts && can_split(work, parts); ++parts) {
     if (time_of(work, parts, multiprocessors) < time_of(work, best, multiprocessors)) best = parts;
+  }
+  return best;
+}
+
+// The time where a cluster has the parts of a tile. Their sums go through shared memory, and all of
+// its blocks finish the tile.
+inline double time_in_cluster(const TileWork& work, int parts, int64_t multiprocessors) {
+  if (parts == 1) return time_of(work, 1, multiprocessors);
+  TileWork each = work;
+  each.tiles *= parts;
+  each.steps = static_cast<int>(rounded_up_quotient(work.steps, parts));
+  return time_of(each, 1, multiprocessors) + kMeeting + kMeetingPart * parts +
+         static_cast<double>(work.bytes) / kSplitSums;
+}
+
+// The parts that the caller asked for, if a cluster can have them. If `asked` is 0: those that take
+// the least time. 1: several would need more than a round. A GPC has places for whole clusters
+// alone. On an H200 clusters of four had some on seven eighths of the SMs, and larger ones on
+// fewer.
+inline int parts_in_cluster(const TileWork& work, int64_t asked, int64_t multiprocessors) {
+  const auto fits = [&](int64_t parts) {
+    return parts <= kMostMeeting && parts <= work.steps &&
+           work.tiles * parts <= (parts > 4   ? multiprocessors * 5 / 8
+                                  : parts > 2 ? multiprocessors * 7 / 8
+                                              : multiprocessors);
+  };
+  if (asked > 0) return fits(asked) ? static_cast<int>(asked) : 1;
+  int best = 1;
+  for (int parts = 2; fits(parts); ++parts) {
+    if (time_in_cluster(work, parts, multiprocessors) <
+        time_in_cluster(work, best, multiprocessors)) {
+      best = parts;
+    }
   }
   return best;
 }

@@ -43,8 +43,11 @@ namespace diglot {
   X(kProductsColumns, "products.cuda.columns")                                                   \
   X(kProductsGroup, "products.both.group")                                                       \
   X(kProductsSpeed, "products.cuda.speed")                                                       \
+  X(kProductsSpeedOfFew, "products.cuda.speed_of_few")                                           \
   X(kProductsSplit, "products.cuda.split")                                                       \
+  X(kProductsSplitInCluster, "products.cuda.split_in_cluster")                                   \
   X(kProductsSwap, "products.cuda.swap")                                                         \
+  X(kProductsTurns, "products.cuda.turns")                                                       \
   X(kRowsChunkBlocks, "rows.both.chunk_blocks")                                                  \
   X(kRowsChunkElements, "rows.both.chunk_elements")                                              \
   X(kRowsElementsAside, "rows.cuda.elements_aside")                                              \

@@ -74,19 +74,18 @@ DIGLOT_DEVICE void scale(float (&sums)[kSums], float alpha) {
   for (float& sum : sums) sum *= alpha;
 }
 
-// The bias of a thread's sums. It may be loaded before they are.
-template <typename T, typename Shape>
+// The bias of a thread's sums in kCount columns of a tile. It may be loaded before they are there.
+template <typename T, typename Shape, int kCount = Shape::kColumns>
 struct TileBias {
   static constexpr bool kIsExchanged = Shape::kIsExchanged;
-  Pair<T> pairs[kIsExchanged ? 1 : Shape::kColumns / 8];
+  Pair<T> pairs[kIsExchanged ? 1 : kCount / 8];
 
-  // Loads that of the tile's columns from kBegin to kEnd. Exchanged tiles have one for all.
-  template <int kBegin = 0, int kEnd = Shape::kColumns>
+  // Loads that of the columns from `column` on. Exchanged tiles have one for all.
   DIGLOT_DEVICE void load(const Epilogue<T>& epilogue, int row, int column) {
     if (epilogue.bias == nullptr) {
       // What no path defines would keep its registers on all paths that lead here.
       DIGLOT_UNROLL
-      for (int i = kBegin; i < kEnd; i += 8) pairs[kIsExchanged ? 0 : i / 8] = {};
+      for (auto& pair : pairs) pair = {};
       return;
     }
     const SumPlace place = SumPlace::of_thread(row, column);
@@ -98,7 +97,7 @@ struct TileBias {
       const T* const from = epilogue.bias + place.column;
       const auto load = [&](auto is_word) {
         DIGLOT_UNROLL
-        for (int i = kBegin; i < kEnd; i += 8) {
+        for (int i = 0; i < kCount; i += 8) {
           pairs[i / 8] = load_pair<decltype(is_word)::value>(from + i, 1, n - place.column - i);
         }
       };
@@ -106,33 +105,30 @@ struct TileBias {
     }
   }
 
-  // Adds it to the sums from kFirst on.
-  template <int kFirst = 0, int kSums>
-  DIGLOT_DEVICE void add(float (&sums)[kSums], const Epilogue<T>& epilogue) const {
+  DIGLOT_DEVICE void add(float (&sums)[kCount / 2], const Epilogue<T>& epilogue) const {
     if (epilogue.bias != nullptr) {
       DIGLOT_UNROLL
-      for (int i = 0; i < kSums; ++i) {
-        sums[i] += kIsExchanged ? pairs[0][i / 2 % 2] : pairs[(kFirst + i) / 4][i % 2];
+      for (int i = 0; i < kCount / 2; ++i) {
+        sums[i] += kIsExchanged ? pairs[0][i / 2 % 2] : pairs[i / 4][i % 2];
       }
     }
   }
 };
 
-// The elements of the epilogue's input beside a thread's sums.
-template <typename T, typename Shape>
+// The elements of the epilogue's input beside a thread's sums in kCount columns of a tile.
+template <typename T, typename Shape, int kCount>
 struct TileInput {
   static constexpr bool kIsExchanged = Shape::kIsExchanged;
-  Pair<T> pairs[Shape::kSums / 2];
+  Pair<T> pairs[kCount / 4];
 
-  // Loads those of the tile's columns from kBegin to kEnd.
-  template <int kBegin, int kEnd>
+  // Loads those of the columns from `column` on.
   DIGLOT_DEVICE void load(const Epilogue<T>& epilogue, int row, int column) {
     if (epilogue.input == nullptr) {
       DIGLOT_UNROLL
-      for (int i = kBegin / 4; i < kEnd / 4; ++i) pairs[i] = {};
+      for (auto& pair : pairs) pair = {};
       return;
     }
-    const SumPlace place = SumPlace::of_thread(row, column + kBegin);
+    const SumPlace place = SumPlace::of_thread(row, column);
     const int m = static_cast<int>(epilogue.m), n = static_cast<int>(epilogue.n);
     const int rows = kIsExchanged ? n : m, columns = kIsExchanged ? m : n;
     const MatrixStrides strides = epilogue.of_input;
@@ -144,9 +140,8 @@ struct TileInput {
       const T* from = first + below * 8 * across;
       const int left = place.row + below * 8 < rows ? columns - place.column : 0;
       DIGLOT_UNROLL
-      for (int i = 0; i < kEnd - kBegin; i += 8) {
-        pairs[(kBegin + i) / 4 + below] =
-            load_pair<kIsWord>(kIsWord ? from + i : from, along, left - i);
+      for (int i = 0; i < kCount; i += 8) {
+        pairs[i / 4 + below] = load_pair<kIsWord>(kIsWord ? from + i : from, along, left - i);
         if constexpr (!kIsWord) from = hidden(from + 8 * along);
       }
     };
@@ -182,44 +177,40 @@ DIGLOT_DEVICE void for_each_sum(float (&sums)[kSums], int row, int column, int m
 template <typename T, typename Shape, typename Store>
 DIGLOT_DEVICE void finish_parts(float (&sums)[Shape::kSums], const Epilogue<T>& epilogue, int row,
                                 int column, Store store) {
-  constexpr int kPartColumns = Shape::kPartPanels * Shape::kPanelColumns;
-  // What a part needs is on its way while the part before is computed. Wide tiles leave no
-  // registers for that.
-  constexpr int kAhead = kPartColumns;
+  constexpr int kColumns = Shape::kPartPanels * Shape::kPanelColumns, kPart = kColumns / 2;
+  static_assert(Shape::kColumns % kColumns == 0);
   const bool has_input = epilogue.input != nullptr;
   scale(sums, epilogue.alpha);
-  TileBias<T, Shape> bias;
-  TileInput<T, Shape> input;
-  const auto load = [&](auto begin) {
-    constexpr int kBegin = decltype(begin)::value, kLeft = Shape::kColumns - kBegin;
-    constexpr int kEnd = kBegin + (kLeft < kPartColumns ? kLeft : kPartColumns);
-    bias.template load<kBegin, kEnd>(epilogue, row, column);
-    input.template load<kBegin, kEnd>(epilogue, row, column);
-  };
-  if constexpr (kAhead > 0) load(std::integral_constant<int, 0>{});
-  for_each_part<Shape>(sums, [&](auto& part, auto first) {
-    constexpr int kSums = sizeof(part) / sizeof(float);
-    constexpr int kFirst = decltype(first)::value, kNext = kFirst + kAhead;
-    if constexpr (kNext < Shape::kColumns) load(std::integral_constant<int, kNext>{});
-    bias.template add<kFirst / 2>(part, epilogue);
+  TileBias<T, Shape, kColumns> bias, next_bias;
+  TileInput<T, Shape, kColumns> input, next_input;
+  next_bias.load(epilogue, row, column);
+  next_input.load(epilogue, row, column);
+  for_each_part_in_loop<Shape>(sums, [&](float (&part)[kPart], int first) {
+    bias = next_bias;
+    input = next_input;
+    if (first + kColumns < Shape::kColumns) {  // on its way while this part is computed
+      next_bias.load(epilogue, row, column + first + kColumns);
+      next_input.load(epilogue, row, column + first + kColumns);
+    }
+    bias.add(part, epilogue);
     if (has_input && !epilogue.is_slope) {
       DIGLOT_UNROLL
-      for (int i = 0; i < kSums; ++i) part[i] = fma(epilogue.beta, input[kFirst / 2 + i], part[i]);
+      for (int i = 0; i < kPart; ++i) part[i] = fma(epilogue.beta, input[i], part[i]);
     }
-    if (epilogue.before != nullptr) store(part, kFirst, true);
+    if (epilogue.before != nullptr) store(part, first, true);
     with_activation(epilogue.activation, [&](auto constant) {
       constexpr Activation kActivation = decltype(constant)::value;
       if (epilogue.is_slope) {
         DIGLOT_UNROLL
-        for (int i = 0; i < kSums; ++i) {
-          part[i] = activation_gradient<kActivation, T>(part[i], input[kFirst / 2 + i]);
+        for (int i = 0; i < kPart; ++i) {
+          part[i] = activation_gradient<kActivation, T>(part[i], input[i]);
         }
       } else {
         DIGLOT_UNROLL
-        for (int i = 0; i < kSums; ++i) part[i] = activate<kActivation, T>(part[i]);
+        for (int i = 0; i < kPart; ++i) part[i] = activate<kActivation, T>(part[i]);
       }
     });
-    store(part, kFirst, false);
+    store(part, first, false);
   });
 }
 

@@ -45,8 +45,8 @@ struct Epilogue {
     return result;
   }
 
-  // Makes alpha sums + bias + beta input of a thread's sums. Without kTakesInput there is no input.
-  template <bool kTakesInput, typename ForEach>
+  // Makes alpha sums + bias + beta input of a thread's sums.
+  template <typename ForEach>
   DIGLOT_DEVICE void combine(ForEach for_each) const {
     if (alpha != 1) {
       for_each([&](Value& sum, auto, auto) { sum *= alpha; });
@@ -56,7 +56,7 @@ struct Epilogue {
         sum += convert<Value>(bias[column * bias_stride]);
       });
     }
-    if (kTakesInput && input != nullptr && !is_slope) {
+    if (input != nullptr && !is_slope) {
       for_each([&](Value& sum, int64_t row, int64_t column) {
         sum = fma(beta, input_at(row, column), sum);
       });
@@ -97,7 +97,7 @@ struct Epilogue {
 // `before` or to C. accumulators.cuh has the same steps for tensor cores of 16-bit types.
 template <typename T, typename ForEach, typename Store>
 DIGLOT_DEVICE void finish(const Epilogue<T>& epilogue, ForEach for_each, Store store) {
-  epilogue.template combine<true>(for_each);
+  epilogue.combine(for_each);
   if (epilogue.before != nullptr) store(true);
   epilogue.activate(for_each);
   store(false);

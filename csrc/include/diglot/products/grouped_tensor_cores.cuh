@@ -100,7 +100,7 @@ DIGLOT_DEVICE void consume_groups(typename Shape::Shared& shared, Mbarrier* full
     const int steps = (place.k + Shape::kDepth - 1) / Shape::kDepth;
     // TMA fills what lies beyond A and B with zeros, but not what belongs to the next group.
     const int left = product.divides_k ? place.k - (steps - 1) * Shape::kDepth : Shape::kDepth;
-    float sums[Shape::kSums];
+    float sums[Shape::kHalves][Shape::kSums];
     multiply_stages<T, Shape>(sums, ring, shared, full, empty, first_row, product.major_a,
                               product.major_b, steps,
                               [&](auto tile_a, auto tile_b, int stage, int step) {
@@ -114,10 +114,11 @@ DIGLOT_DEVICE void consume_groups(typename Shape::Shared& shared, Mbarrier* full
     const bool is_whole =
         row >= place.begin && (row + Shape::kConsumerRows <= place.end || place.end == m);
     if (product.is_stored_by_tma && is_whole) {
-      store_by_tma<T, Shape>(sums, stored, map_c, row, place.column, BatchPlace{place.matrix_c, 0});
+      store_by_tma<T, Shape>(sums[0], stored, map_c, row, place.column,
+                             BatchPlace{place.matrix_c, 0});
     } else {
       epilogue.moved(place.matrix_c * product.c_step, 0).store(false, [&](auto visit) {
-        for_each_sum<false>(sums, row, place.column, place.end, n,
+        for_each_sum<false>(sums[0], row, place.column, place.end, n,
                             [&](float& sum, int line, int at) {
                               if (line >= place.begin) visit(sum, line, at);
                             });

@@ -51,7 +51,7 @@ DIGLOT_DEVICE void multiply_scaled_by_fma(const A* a, const B* b, const Scales& 
   const auto for_each = [&](auto visit) {
     for_each_place([&](int i, int j, int64_t line, int64_t at) { visit(sums[i][j], line, at); });
   };
-  epilogue.template combine<false>(for_each);
+  epilogue.combine(for_each);
   epilogue.store(false, for_each);
 }
 

@@ -11,7 +11,11 @@
 //
 // Products of few rows exchange their operands: tiles are those of C's transpose, B^T A^T. Columns
 // of C then fill the 64 rows of wgmma, and few rows of C make a narrow tile. Below, A is then B^T.
+// Narrow tiles have one consumer: half the rows make twice the tiles, for more SMs.
 // Products of few tiles split K (split.cuh).
+//
+// Consumers may take turns: each multiplies whole tiles, twice 64 rows, while the other finishes
+// its last one. So tensor cores need not wait for activations.
 //
 // Two blocks may form a cluster. Their tiles lie one below the other, so they share the tiles of B:
 // each loads half of them, and TMA writes it to both blocks. L2 is asked for fewer bytes.
@@ -40,14 +44,23 @@ inline constexpr MmaType kMmaType<float> = MmaType::kTf32;
 
 // kIsPlain: nothing but a bias follows the sums. So kernels of such products have little code, and
 // it is soon in the instruction cache. Those of float32 are plain: activations would take long.
-template <typename T, int kColumns_, bool kIsExchanged_ = false, bool kIsPlain_ = sizeof(T) == 4>
+template <typename T, int kColumns_, bool kIsExchanged_ = false, bool kIsPlain_ = sizeof(T) == 4,
+          bool kTakesTurns_ = false>
 struct WgmmaShape {
   static constexpr bool kIsExchanged = kIsExchanged_, kIsPlain = kIsPlain_;
+  static constexpr bool kTakesTurns = kTakesTurns_;
   static constexpr int kBytes = sizeof(T);
   static constexpr int kLine = 128 / kBytes;  // elements that a swizzle of 128 bytes spans
-  static constexpr int kRows = 128, kColumns = kColumns_, kDepth = kLine;
-  static constexpr int kConsumers = 2, kConsumerRows = kRows / kConsumers;
-  static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
+  static constexpr int kColumns = kColumns_, kDepth = kLine;
+  static constexpr int kConsumers = kIsExchanged && kColumns <= 64 ? 1 : 2;
+  // A consumer has kHalves times 64 rows of a tile.
+  static constexpr int kConsumerRows = 64, kHalves = kTakesTurns ? 2 : 1;
+  static constexpr int kRows = (kTakesTurns ? kHalves : kConsumers) * kConsumerRows;
+  static constexpr int kReaders = kTakesTurns ? 1 : kConsumers;  // of a stage
+  // Consumers, and behind them the producer: a warpgroup, which gives registers to the others.
+  static constexpr bool kMovesRegisters = kConsumers > 1;
+  static constexpr int kProducerThreads = kMovesRegisters ? kWarpgroupThreads : 32;
+  static constexpr int kThreads = kConsumers * kWarpgroupThreads + kProducerThreads;
   static constexpr int kSums = kColumns / 2;  // of a thread
 
   // A panel of B is a line wide, so B may have more columns than the tile.
@@ -55,20 +68,25 @@ struct WgmmaShape {
   static constexpr int kBytesB = (kColumns + kLine - 1) / kLine * kLine * kDepth * kBytes;
 
   // C is stored in parts of one or two panels, so that the ring has more room. Lines of a panel are
-  // rows of C: one panel has all rows of an exchanged tile.
+  // rows of C: of an exchanged tile 16, 32 or 64 at a time.
+  static constexpr int kMostLines = kColumns % 64 == 0 ? 64 : 32;
+  static constexpr int kExchangedLines = kColumns < kMostLines ? kColumns : kMostLines;
   static constexpr int kPanel = kIsExchanged ? kConsumerRows : 32;  // columns of C
-  static constexpr int kPanelLines = kIsExchanged ? kColumns : kConsumerRows;
-  static constexpr int kPanelColumns = kIsExchanged ? kColumns : kPanel;  // of the tile
+  static constexpr int kPanelLines = kIsExchanged ? kExchangedLines : kConsumerRows;
+  static constexpr int kPanelColumns = kIsExchanged ? kPanelLines : kPanel;  // of the tile
   static constexpr Swizzle kPanelSwizzle =
       kIsExchanged || kBytes == 4 ? Swizzle::k128 : Swizzle::k64;
   static constexpr int kPanels = kColumns / kPanelColumns;
-  static constexpr int kPartPanels = kPanels < 4 / kBytes ? kPanels : 4 / kBytes;
+  static constexpr int kMostPanels = kIsExchanged ? 1 : 4 / kBytes;
+  static constexpr int kPartPanels = kPanels < kMostPanels ? kPanels : kMostPanels;
   static constexpr int kPartBytes = kPartPanels * kPanel * kPanelLines * kBytes;
+  static constexpr int kParts = kTakesTurns ? 4 : 2;  // that shared memory holds
 
   static constexpr int kSharedBytes = 227 * 1024;
-  static constexpr int kMostStages =
-      (kSharedBytes - 1024 - kConsumers * 2 * kPartBytes) / (kBytesA + kBytesB);
-  static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
+  static constexpr int kFittingStages =
+      (kSharedBytes - 1024 - kConsumers * kParts * kPartBytes) / (kBytesA + kBytesB);
+  static constexpr int kMostStages = 16 / kConsumers;
+  static constexpr int kStages = kFittingStages < kMostStages ? kFittingStages : kMostStages;
   static_assert(kStages >= 3 && kColumns % kPanelColumns == 0 && kColumns % 16 == 0);
 
   template <Major kMajor>
@@ -80,8 +98,10 @@ struct WgmmaShape {
   struct Shared {
     char a[kStages][kBytesA];
     char b[kStages][kBytesB];
-    char c[kConsumers][2][kPartPanels][PanelC::kBytes];
+    char c[kConsumers][kParts][kPartPanels][PanelC::kBytes];
+    Mbarrier are_there[kConsumers];  // of ClusterParts
   };
+  static_assert(sizeof(Shared) <= kSharedBytes - 1024);
 };
 
 // How an operand's matrices lie in a batch: 0 where all share one along a dimension.
@@ -92,7 +112,8 @@ struct TmaBatch {
 struct WgmmaProduct {
   Major major_a, major_b;
   SplitSchedule schedule;  // of clusters: a row of tiles has one for each of its blocks
-  int cluster;             // blocks, 1 or 2
+  int cluster;             // blocks that share tiles of B, 1 or 2
+  bool meets;              // whether blocks that have parts of a tile form a cluster
   int64_t inner_batches;   // those of the batch's first dimension
   TmaBatch in_a, in_b, in_c;
   // Whether TMA can store C. Otherwise threads do.
@@ -112,6 +133,12 @@ struct Ring {
       stage = 0;
       parity ^= 1;
     }
+  }
+  DIGLOT_DEVICE void advance(int count) {
+    stage += count;
+    const int rounds = stage / kStages;
+    stage -= rounds * kStages;
+    parity ^= static_cast<uint32_t>(rounds) & 1;
   }
 };
 
@@ -241,18 +268,23 @@ struct AsLoaded {
 
 // sums = a consumer's rows of a tile of C. The products of a stage run while the next one's are
 // issued; then the stage before is free. `prepare(TileA{}, TileB{}, stage, step)` may change a full
-// stage before.
-template <typename T, typename Shape, Major kMajorA, Major kMajorB, typename Prepare>
-DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kStages>& ring,
-                                   typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
-                                   int first_row, int steps, const Prepare& prepare, int cluster) {
+// stage before. The tile's last stage was awaited before is_issued().
+template <typename T, typename Shape, Major kMajorA, Major kMajorB, typename Prepare,
+          typename IsIssued>
+DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
+                                   Ring<Shape::kStages>& ring, typename Shape::Shared& shared,
+                                   Mbarrier* full, Mbarrier* empty, int first_row, int steps,
+                                   const Prepare& prepare, int cluster, const IsIssued& is_issued) {
   using TileA = typename Shape::template TileA<kMajorA>;
   using TileB = typename Shape::template TileB<kMajorB>;
   constexpr MmaType kType = kMmaType<T>;
   int previous = 0;
   DIGLOT_UNROLL
-  for (float& sum : sums) sum = 0;
-  fence_accumulators(sums);
+  for (auto& half : sums) {
+    DIGLOT_UNROLL
+    for (float& sum : half) sum = 0;
+    fence_accumulators(half);
+  }
   for (int step = 0; step < steps; ++step) {
     full[ring.stage].wait(ring.parity);
     prepare(TileA{}, TileB{}, ring.stage, step);
@@ -261,8 +293,12 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kSta
     wgmma_fence();
     DIGLOT_UNROLL
     for (int k = 0; k < Shape::kDepth; k += depth_of(kType)) {
-      wgmma<kType, kType, kMajorA, kMajorB>(sums, TileA::descriptor(a, first_row, k),
-                                            TileB::descriptor(b, 0, k), true);
+      DIGLOT_UNROLL
+      for (int half = 0; half < Shape::kHalves; ++half) {
+        const int row = first_row + half * Shape::kConsumerRows;
+        wgmma<kType, kType, kMajorA, kMajorB>(sums[half], TileA::descriptor(a, row, k),
+                                              TileB::descriptor(b, 0, k), true);
+      }
     }
     wgmma_commit();
     wgmma_wait<1>();
@@ -270,20 +306,27 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kSta
     previous = ring.stage;
     ring.advance();
   }
+  is_issued();
   wgmma_wait<0>();
-  fence_accumulators(sums);
+  DIGLOT_UNROLL
+  for (auto& half : sums) fence_accumulators(half);
   if (steps > 0) release_stage(empty[previous], cluster);
 }
 
+struct Nothing {
+  DIGLOT_DEVICE void operator()() const {}
+};
+
 // The same for the operands' layout: one mainloop for each.
-template <typename T, typename Shape, typename Prepare = AsLoaded>
-DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kStages>& ring,
-                                   typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
-                                   int first_row, Major order_a, Major order_b, int steps,
-                                   const Prepare& prepare = {}, int cluster = 1) {
+template <typename T, typename Shape, typename Prepare = AsLoaded, typename IsIssued = Nothing>
+DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
+                                   Ring<Shape::kStages>& ring, typename Shape::Shared& shared,
+                                   Mbarrier* full, Mbarrier* empty, int first_row, Major order_a,
+                                   Major order_b, int steps, const Prepare& prepare = {},
+                                   int cluster = 1, const IsIssued& is_issued = {}) {
   const auto multiply = [&](auto major_a, auto major_b) {
     multiply_stages<T, Shape, decltype(major_a)::value, decltype(major_b)::value>(
-        sums, ring, shared, full, empty, first_row, steps, prepare, cluster);
+        sums, ring, shared, full, empty, first_row, steps, prepare, cluster, is_issued);
   };
   constexpr std::integral_constant<Major, Major::kK> kAlongK;
   constexpr std::integral_constant<Major, Major::kMn> kAlongMn;
@@ -299,11 +342,68 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kSums], Ring<Shape::kSta
 // The number of this warpgroup among the consumers. By a shuffle, so that the compiler knows that a
 // warp has one number, and one descriptor of A.
 DIGLOT_DEVICE int consumer_number() {
-  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
-  return __shfl_sync(0xffffffffu, warpgroup, 0) - 1;
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
 }
 
-// Multiplies and stores all tiles of the block.
+// Finishes and stores 64 rows of a tile, which begin at `row`. `has(column)`: whether this block
+// stores the part of the tile that begins at this column.
+template <typename T, typename Shape, typename Has>
+DIGLOT_DEVICE void finish_rows(float (&sums)[Shape::kSums], TmaParts<Shape>& stored,
+                               const TensorMap& map_c, const TensorMap& map_before,
+                               const Epilogue<T>& epilogue, const WgmmaProduct& product,
+                               const TileBias<T, Shape>* kept_bias, int row, int column,
+                               const BatchPlace& place, Has has) {
+  const auto offset = [&](const int64_t (&strides)[kTmaBatchRank]) {
+    return place.inner * strides[0] + place.outer * strides[1];
+  };
+  const auto store = [&](auto& part, int first, bool is_before) {
+    if (!has(first)) return;
+    write_part<T, Shape>(part, stored);
+    if (product.is_stored_by_tma) {
+      store_part<T, Shape, sizeof(part) / 4>(stored, is_before ? map_before : map_c, row,
+                                             column + first, place * product.in_c);
+    } else {
+      const Epilogue<T> here = epilogue.moved(offset(product.batch_strides), 0);
+      copy_part<T, Shape, sizeof(part) / 4>(stored, here, is_before, row, column + first);
+    }
+  };
+  if constexpr (Shape::kIsPlain) {
+    scale(sums, epilogue.alpha);
+    if (kept_bias != nullptr) {
+      kept_bias->add(sums, epilogue);
+    } else {
+      TileBias<T, Shape> bias;
+      bias.load(epilogue, row, column);
+      bias.add(sums, epilogue);
+    }
+    for_each_part_in_loop<Shape>(sums, [&](auto& part, int first) { store(part, first, false); });
+  } else {
+    finish_parts<T, Shape>(sums, epilogue.moved(0, offset(product.input_batch_strides)), row,
+                           column, store);
+  }
+}
+
+// Two consumers' turns at the ring, by a barrier of each. A consumer must not wait for a stage
+// before its turn: an mbarrier tells a phase from the next one alone.
+template <typename Shape>
+struct Turns {
+  static constexpr int kFirst = 1 + Shape::kConsumers;  // the barriers' numbers
+  static constexpr int kThreads = Shape::kConsumers * kWarpgroupThreads;
+
+  int consumer;
+
+  DIGLOT_DEVICE void begin() const {
+    if (Shape::kTakesTurns && consumer == 1) pass();
+  }
+  DIGLOT_DEVICE void await() const {
+    if constexpr (Shape::kTakesTurns) named_barrier_sync(kFirst + consumer, kThreads);
+  }
+  DIGLOT_DEVICE void pass() const {
+    if constexpr (Shape::kTakesTurns) named_barrier_arrive(kFirst + 1 - consumer, kThreads);
+  }
+};
+
+// Multiplies and stores all tiles of the block, or those of this consumer's turns.
 template <typename T, typename Shape>
 DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
                                   const TensorMap& map_c, const TensorMap& map_before,
@@ -313,102 +413,125 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
   constexpr bool kKeepsBias = sizeof(T) == 2 && Shape::kIsPlain;
   const int consumer = consumer_number();
   const int cluster = product.cluster, rank = rank_in_cluster(cluster);
-  const int first_row = rank * Shape::kRows + consumer * Shape::kConsumerRows;
+  const int tile_row = Shape::kTakesTurns ? 0 : consumer * Shape::kConsumerRows;
+  const int first_row = rank * Shape::kRows + tile_row;
   Ring<Shape::kStages> ring;
   TmaParts<Shape> stored{shared.c[consumer], 1 + consumer};
   const auto count = static_cast<uint32_t>(product.schedule.count());
   const uint32_t clusters = gridDim.x >> (cluster - 1);
-  for (uint32_t index = cluster_number(cluster); index < count; index += clusters) {
+  const uint32_t turn = Shape::kTakesTurns ? static_cast<uint32_t>(consumer) : 0;
+  const Turns<Shape> turns{consumer};
+  turns.begin();
+  if (turn > 0) ring.advance(product.schedule.steps);
+  for (uint32_t index = cluster_number(cluster) + turn * clusters; index < count;
+       index += clusters * (Shape::kTakesTurns ? 2 : 1)) {
     const TilePart part = product.schedule.part(index);
     const Tile tile = part.tile;
     const int row = tile.row * cluster * Shape::kRows + first_row,
               column = tile.column * Shape::kColumns;
     TileBias<T, Shape> bias;
     if constexpr (kKeepsBias) bias.load(epilogue, row, column);
-    float sums[Shape::kSums];
-    multiply_stages<T, Shape>(sums, ring, shared, full, empty, consumer * Shape::kConsumerRows,
-                              product.major_a, product.major_b, part.end - part.first, AsLoaded{},
-                              cluster);
-    const int parts = product.schedule.parts;
-    if (parts > 1 &&
-        !add_parts<Shape::kConsumers>(sums, scratch, part, parts, consumer, stored.barrier)) {
-      continue;
-    }
+    float sums[Shape::kHalves][Shape::kSums];
+    turns.await();
+    multiply_stages<T, Shape>(sums, ring, shared, full, empty, tile_row, product.major_a,
+                              product.major_b, part.end - part.first, AsLoaded{}, cluster, [&] {
+                                if (index + clusters < count) turns.pass();
+                              });
     const BatchPlace place = place_in_batch(product, tile.batch);
-    const auto offset = [&](const int64_t (&strides)[kTmaBatchRank]) {
-      return place.inner * strides[0] + place.outer * strides[1];
+    const auto finish = [&](auto& half, int first, auto has) {
+      finish_rows<T, Shape>(half, stored, map_c, map_before, epilogue, product,
+                            kKeepsBias ? &bias : nullptr, row + first, column, place, has);
     };
-    const auto store = [&](auto& part, int first, bool is_before) {
-      write_part<T, Shape>(part, stored);
-      if (product.is_stored_by_tma) {
-        store_part<T, Shape, sizeof(part) / 4>(stored, is_before ? map_before : map_c, row,
-                                               column + first, place * product.in_c);
-      } else {
-        const Epilogue<T> here = epilogue.moved(offset(product.batch_strides), 0);
-        copy_part<T, Shape, sizeof(part) / 4>(stored, here, is_before, row, column + first);
+    const auto has_all = [](int) { return true; };
+    if constexpr (Shape::kTakesTurns) {
+      DIGLOT_NO_UNROLL
+      for (int half = 0; half < Shape::kHalves; ++half) {
+        finish(sums[0], half * Shape::kConsumerRows, has_all);
+        DIGLOT_UNROLL
+        for (int i = 0; i < Shape::kSums; ++i) sums[0][i] = sums[1][i];
       }
-    };
-    if constexpr (Shape::kIsPlain) {
-      if constexpr (!kKeepsBias) bias.load(epilogue, row, column);
-      scale(sums, epilogue.alpha);
-      bias.add(sums, epilogue);
-      for_each_part<Shape>(sums, [&](auto& part, int first) { store(part, first, false); });
+      ring.advance(product.schedule.steps);  // the other consumer's
     } else {
-      finish_parts<T, Shape>(sums, epilogue.moved(0, offset(product.input_batch_strides)), row,
-                             column, store);
+      const int parts = product.schedule.parts;
+      const ClusterParts<Shape> in_cluster{shared, consumer, stored.barrier, part.part, parts};
+      if (product.meets) {
+        in_cluster.add(sums[0]);
+      } else if (parts > 1 && !add_parts<Shape::kConsumers>(sums[0], scratch, part, parts, consumer,
+                                                            stored.barrier)) {
+        continue;
+      }
+      finish(sums[0], 0, [&](int first) { return !product.meets || in_cluster.has(first); });
     }
   }
   // A block's shared memory ends with the block.
   if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();
 }
 
-// Waits for all threads of the cluster, for which whole warps must arrive. At the end it publishes
-// arrivals at other blocks' barriers: no block may end before they are there.
-template <bool kIsEnd>
-DIGLOT_DEVICE void meet_cluster(int cluster) {
-  if (cluster == 1) return;
-  __syncwarp();
-  kIsEnd ? cluster_arrive() : cluster_arrive_relaxed();
-  cluster_wait();
-}
+// The blocks of a cluster. Those that share tiles of B write to each other's memory from the first
+// load on. Others meet when their parts of a tile are summed: their consumers await the others.
+struct Cluster {
+  int blocks = 1;
+  bool shares = false;
+
+  // Whole warps arrive. At the end they publish their arrivals at other blocks' barriers.
+  template <bool kIsEnd>
+  DIGLOT_DEVICE void arrive() const {
+    if (blocks == 1) return;
+    __syncwarp();
+    kIsEnd ? cluster_arrive() : cluster_arrive_relaxed();
+  }
+  DIGLOT_DEVICE void wait() const {
+    if (blocks > 1) cluster_wait();
+  }
+};
 
 // Shares a block's warpgroups out: produce(shared, full, empty) by one thread, and consume(...) by
 // the consumers. The blocks of a cluster wait for each other's barriers, and none ends while others
-// write to it. A producer waits for nobody else before its first loads.
+// reach its memory. A producer waits for nobody else before its first loads.
 template <typename Shape, typename Produce, typename Consume>
-DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, int cluster = 1) {
+DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, Cluster cluster = {}) {
   constexpr int kReady = 15, kWarp = 32;  // the barrier's number
-  constexpr int kThreads = kWarp + Shape::kConsumers * kWarpgroupThreads;
+  constexpr int kConsuming = Shape::kConsumers * kWarpgroupThreads;
+  constexpr int kThreads = kWarp + kConsuming;
+  const int thread = static_cast<int>(threadIdx.x);
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   __shared__ Mbarrier full[Shape::kStages], empty[Shape::kStages];
-  if (threadIdx.x < kWarpgroupThreads) {
-    if (threadIdx.x < kWarp) {
-      if (threadIdx.x == 0) {
+  if (thread >= kConsuming) {
+    if (thread < kThreads) {
+      if (thread == kConsuming) {
         for (Mbarrier& barrier : full) barrier.init(1);  // the producer
         // One thread of each consumer.
-        for (Mbarrier& barrier : empty) barrier.init(Shape::kConsumers * cluster);
+        for (Mbarrier& barrier : empty) {
+          barrier.init(Shape::kReaders * (cluster.shares ? cluster.blocks : 1));
+        }
+        for (Mbarrier& barrier : shared.are_there) barrier.init(cluster.blocks);
         fence_mbarrier_init();
       }
       named_barrier_arrive(kReady, kThreads);
     }
-    meet_cluster<false>(cluster);
-    release_registers<40>();
-    if (threadIdx.x == 0) produce(shared, full, empty);
+    cluster.arrive<false>();
+    if (cluster.shares) cluster.wait();
+    if constexpr (Shape::kMovesRegisters) release_registers<40>();
+    if (thread == kConsuming) produce(shared, full, empty);
+    __syncwarp();
+    if (!cluster.shares) cluster.wait();
   } else {
-    meet_cluster<false>(cluster);
-    take_registers<232>();
+    cluster.arrive<false>();
+    if (cluster.shares) cluster.wait();
+    if constexpr (Shape::kMovesRegisters) take_registers<232>();
     named_barrier_sync(kReady, kThreads);
     consume(shared, full, empty);
   }
-  meet_cluster<true>(cluster);
+  cluster.arrive<true>();
+  cluster.wait();
 }
 
 template <typename T, typename Shape>
 DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
                                      const TensorMap& map_before, const Epilogue<T>& epilogue,
                                      char* scratch, const WgmmaProduct& product) {
-  if (threadIdx.x == kWarpgroupThreads - 1) {  // a thread with nothing else to do
+  if (threadIdx.x == Shape::kThreads - 1) {  // a thread with nothing else to do
     tma_prefetch_map(a);
     tma_prefetch_map(b);
     if (product.is_stored_by_tma) tma_prefetch_map(map_c);
@@ -421,7 +544,7 @@ DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, con
         consume_stages<T, Shape>(shared, full, empty, map_c, map_before, epilogue, scratch,
                                  product);
       },
-      product.cluster);
+      product.meets ? Cluster{product.schedule.parts} : Cluster{product.cluster, true});
 }
 
 }  // namespace diglot

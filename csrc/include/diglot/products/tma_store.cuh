@@ -59,12 +59,14 @@ DIGLOT_DEVICE void write_panel(const float* sums, char* panel, int begin) {
   }
 }
 
-// Two parts of a consumer's rows of a tile, in turn, on their way through shared memory.
+// Parts of a consumer's rows of a tile, in turn, on their way through shared memory.
 template <typename Shape>
 struct TmaParts {
-  char (&panels)[2][Shape::kPartPanels][Shape::PanelC::kBytes];
+  char (&panels)[Shape::kParts][Shape::kPartPanels][Shape::PanelC::kBytes];
   int barrier;   // of the consumer
   int next = 0;  // the part that no store reads
+
+  DIGLOT_DEVICE void advance() { next = next + 1 == Shape::kParts ? 0 : next + 1; }
 };
 
 // Writes a part of a consumer's sums. Rows of an exchanged tile are columns of C, so their elements
@@ -90,10 +92,10 @@ DIGLOT_DEVICE void store_part(TmaParts<Shape>& parts, const TensorMap& c, int ro
   const int thread = warpgroup_thread();
   auto& panels = parts.panels[parts.next];
   fence_async_proxy();  // each thread's writes, before TMA reads them
-  // After the barrier the other part may be overwritten: TMA has read it.
-  if (thread == 0) wait_bulk_groups_read<0>();
+  // After the barrier the next part may be overwritten: TMA has read it.
+  if (thread == 0) wait_bulk_groups_read<Shape::kParts - 2>();
   named_barrier_sync(parts.barrier, kWarpgroupThreads);
-  parts.next ^= 1;
+  parts.advance();
   if (thread != 0) return;
   DIGLOT_UNROLL
   for (int panel = 0; panel < 2 * kSums / Shape::kPanelColumns; ++panel) {
@@ -117,7 +119,7 @@ DIGLOT_DEVICE void copy_part(TmaParts<Shape>& parts, const Epilogue<T>& epilogue
   const auto& panels = parts.panels[parts.next];
   T* const to = is_before ? epilogue.before : epilogue.c;
   named_barrier_sync(parts.barrier, kWarpgroupThreads);
-  parts.next ^= 1;
+  parts.advance();
   DIGLOT_NO_UNROLL
   for (int i = warpgroup_thread(); i < kPanels * kLines * Shape::kPanel; i += kWarpgroupThreads) {
     const int panel = i / (kLines * Shape::kPanel), at = i % Shape::kPanel;
@@ -140,6 +142,23 @@ DIGLOT_DEVICE void for_each_part(float (&sums)[Shape::kSums], Visit visit) {
   visit(reinterpret_cast<float (&)[kPartSums]>(sums[kColumn / 2]),
         std::integral_constant<int, kColumn>{});
   if constexpr (kPanels < kLeft) for_each_part<Shape, kFirst + kPanels>(sums, visit);
+}
+
+// The same by a loop, where parts have equal sizes: their code is there once, and a small product
+// fetches less of it. The sums of the next part move to the front, where the code finds them.
+template <typename Shape, typename Visit>
+DIGLOT_DEVICE void for_each_part_in_loop(float (&sums)[Shape::kSums], Visit visit) {
+  constexpr int kColumns = Shape::kPartPanels * Shape::kPanelColumns, kPart = kColumns / 2;
+  if constexpr (Shape::kColumns % kColumns != 0) {
+    for_each_part<Shape>(sums, visit);
+  } else {
+    DIGLOT_NO_UNROLL
+    for (int first = 0; first < Shape::kColumns; first += kColumns) {
+      visit(reinterpret_cast<float (&)[kPart]>(sums), first);
+      DIGLOT_UNROLL
+      for (int i = 0; i < Shape::kSums - kPart; ++i) sums[i] = sums[i + kPart];
+    }
+  }
 }
 
 // Stores all parts.
