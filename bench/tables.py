@@ -60,71 +60,19 @@ def _table(title: str, cases: Sequence[dict[str, dict[str, Any]]], text: Any) ->
     """A table with a line for each case, whose rows are given by provider."""
     shown = [p for p in PROVIDERS if any(p in rows for rows in cases)]
     titles = marks.common(row for rows in cases for row in rows.values())
-    header = [title, *(marks.titled(name, titles[name]) for name in shown), "bar"]
+    header = [title, *(marks.titled(name, titles[name]) for name in shown)]
     body = []
     for rows in cases:
         first = next(iter(rows.values()))
         case = label(first).removeprefix(f"{first['op']} ")  # which a heading names
-        body.append([case, *(_cell(rows.get(p), text, titles) for p in shown), _bars(rows)])
+        body.append([case, *(_cell(rows.get(p), text, titles) for p in shown)])
     return table(header, body)
 
 
-# The names of bars up to a comma, as the last column abbreviates them.
-SHORT = {
-    "share of the copy ceiling": "copy ≥",
-    "share of the copy ceiling along dimension 0": "copy ≥",
-    "share of the byte floor": "copy ≥",
-    "speed over the best peer": "peer ≥",
-    "speed over the best peer of the language": "peer ≥",
-    "speed over torch": "torch ≥",
-    "speed over torch.compile in a graph": "compiled ≥",
-    "speed over the formula in a graph": "formula ≥",
-    "time over torch in a graph": "torch's time ≤",
-    "time over torch's in a graph": "torch's time ≤",
-    "time over grid.sync()": "grid.sync()'s time ≤",
-    "host µs over torch": "torch + ≤",
-    "TB/s of the input": "TB/s ≥",
-    **dict.fromkeys(
-        (
-            "speed over cuBLAS",
-            "speed over cuBLASLt",
-            "speed over PyTorch",
-            "speed over PyTorch's",
-            "speed over PyTorch's two kernels",
-        ),
-        "torch ≥",
-    ),
-    "speed over torch.compile (max-autotune)": "compiled ≥",
-    "speed over own aligned operands": "aligned ≥",
-    "speed over own K-major operands": "K-major ≥",
-    "speed over own plain product": "plain ≥",
-    "speed of batch_invariant over the default": "invariant ≥",
-    "speed of scales of rows over one scale": "one scale ≥",
-    "speed of exact over fast sums": "fast ≥",
-}
-BARS_MEAN = (
-    'The last column has the bars. Two numbers are for cuda and triton. "copy ≥ 0.95" asks for '
-    '0.95 of a copy\'s speed. "peer ≥ 0.97" asks for 0.97 of the fastest peer\'s speed; "torch", '
-    '"compiled" and "formula" ask for a multiple of theirs. "torch\'s time ≤ 1.05" allows 1.05 of '
-    'PyTorch\'s time, and "torch + ≤ 3" allows 3 µs more than PyTorch. Of [products]'
-    "(products.md#speed), other words ask for a multiple of our own speed in another way."
-)
-
-
-def _bars(rows: dict[str, dict[str, Any]]) -> str:
-    bounds: dict[str, dict[str, float]] = {}
-    for provider in OURS:
-        for bar in rows.get(provider, {}).get("bars", []):
-            bounds.setdefault(bar["name"], {})[provider] = bar["bound"]
-    texts = [
-        f"{_short(name)} {' / '.join(dict.fromkeys(f'{b:g}' for b in of.values()))}"
-        for name, of in sorted(bounds.items())
-    ]
-    return ", ".join(texts) or NOTHING
-
-
-def _short(name: str) -> str:
-    return SHORT.get(name.partition(",")[0], name)
+def _bars(report: dict[str, Any]) -> list[str]:
+    """What an op's results reach of each of its bars."""
+    reached = [cells[1:] for cells in bar_tables.table(report["rows"])]
+    return table(bar_tables.HEADER[1:], reached) if reached else []
 
 
 Reports = list[dict[str, Any]]
@@ -182,9 +130,10 @@ def of_op(report: dict[str, Any]) -> list[str]:
 def markdown(reports: Reports) -> str:
     """The tables of results of the common harness, op by op."""
     rows = [row for report in reports for row in report["rows"]]
-    lines = [*_measured_on(reports, rows), BARS_MEAN, ""]
+    lines = _measured_on(reports, rows)
     for report in reports:
-        lines += [f"## {report['op']}", "", f"Commit {report['commit'][:12]}.", "", *of_op(report)]
+        lines += [f"## {report['op']}", "", f"Commit {report['commit'][:12]}.", ""]
+        lines += [*of_op(report), *_bars(report)]
     return "\n".join(lines)
 
 
