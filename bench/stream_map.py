@@ -2,7 +2,7 @@
 What new results, small arrays and other people's streams have it do is in stream_cases.py.
 
 Everything of a workload is timed in turns, by the host's clock, from the call to the result.
-`diglot bench stream_map --results DIR` writes results, reports, charts and traces to DIR/<gpu>. By
+`diglot bench stream_map --results DIR` writes results, reports and charts to DIR/<gpu>. By
 `make bench` they go to bench/results/<gpu>, and charts to docs/images.
 """
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gzip
-import json
 import os
 import statistics
 import tempfile
@@ -38,7 +36,6 @@ MAPPED_SHARE = 2  # maps have a half of the bytes, a compute-bound run a quarter
 COMPUTE_SHARE = 4
 COMPUTE_OVER_COPY = 5
 HOST_THREADS = (4, 8, 16)
-TRACED = 256 * MIB
 # Workloads whose last reports and charts are kept, and their files' names.
 KEPT = {
     "pinned, hw7": "overlap",
@@ -261,41 +258,8 @@ def several_gpus(arrays: Arrays) -> Iterator[Workload]:
     yield Workload("2 GPUs, pinned, hw7", arrays.source.nbytes, 5, providers, bars)
 
 
-def traced(arrays: Arrays, backend: str, path: Path) -> dict[str, Any]:
-    """Has torch.profiler trace a short run; seconds that its copies took, and took at once."""
-    from torch.profiler import ProfilerActivity, profile
-
-    rows = TRACED // 4 // COLUMNS
-    source, target = arrays.source[:rows], arrays.target[:rows]
-    run = functools.partial(
-        diglot.stream_map, OPS["hw7"], source, out=target, backend=backend, chunk_bytes=16 * MIB
-    )
-    run()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        run()
-    profiler.export_chrome_trace(str(path))
-    with gzip.open(path, "rt") as file:
-        trace = json.load(file)
-    trace.pop("traceName", None)  # a temporary file
-    path.write_bytes(gzip.compress(json.dumps(trace).encode(), mtime=0))
-    events = trace["traceEvents"]
-    spans: dict[str, list[tuple[float, float]]] = {"HtoD": [], "DtoH": []}
-    for event in events:
-        for direction, of in spans.items():
-            if event.get("cat") == "gpu_memcpy" and direction in event["name"]:
-                of.append((event["ts"], event["ts"] + event["dur"]))
-    at_once = sum(
-        max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in spans["HtoD"] for b in spans["DtoH"]
-    )
-    return {
-        "copies": {name: len(of) for name, of in spans.items()},
-        "us": {name: sum(end - begin for begin, end in of) for name, of in spans.items()},
-        "us_at_once": at_once,
-    }
-
-
 def run(folder: Path | None = None, size: int = 4 * GIB) -> Path:
-    """Measures; writes stream_map.json and, beside it in stream_map/, reports and traces; charts.
+    """Measures; writes stream_map.json and, beside it in stream_map/, reports; charts.
 
     Args:
         folder: where all of it goes; by default bench/results/<gpu>, and charts to docs/images.
@@ -340,13 +304,6 @@ def run(folder: Path | None = None, size: int = 4 * GIB) -> Path:
         if name in KEPT:
             report.save(beside / f"{KEPT[name]}_{backend}.json", force=True)
             report.plot(charts / f"{KEPT[name]}_{backend}.png", force=True)
-    facts["trace"] = {}
-    for backend in OURS:
-        try:
-            path = beside / f"trace_{backend}.json.gz"
-            facts["trace"][backend] = traced(arrays, backend, path)
-        except (RuntimeError, OSError, KeyError) as error:  # where profiling is not allowed
-            facts["trace"][backend] = f"not traced: {error}"
     facts["devices"] = torch.cuda.device_count()
     facts["processors"] = len(os.sched_getaffinity(0))
     print(f"stream_map: {time.perf_counter() - began:.0f} s", flush=True)
