@@ -5,8 +5,8 @@
     python examples/graphs_encoder.py serve
     python examples/graphs_encoder.py train --save loss.svg
 
-`serve` encodes requests of 1 to 8 sentences of 8 to 128 tokens, drawn by a seed, and prints how
-long they took: eagerly, by `torch.compile(mode="reduce-overhead")` with the same padding, and by
+`serve` encodes requests of 1 to 8 sentences of 8 to 128 tokens, drawn by a seed. It prints how long
+they took eagerly, by `torch.compile(mode="reduce-overhead")` with the same padding, and by
 `diglot.graphs.capture`. `train` fine-tunes the encoder on the pairs of sentences below, eagerly and
 by `diglot.graphs.training_step`, and asserts that both have the same losses, bit by bit.
 
@@ -34,7 +34,7 @@ from diglot import graphs
 BUCKETS = {"batch": (1, 2, 4, 8), "length": (32, 64, 96, 128)}
 DIMS = ({0: "batch", 1: "length"}, {0: "batch", 1: "length"})
 WORDS = 30000  # ids below it are words
-SHARPNESS = 20.0  # by which similarities are multiplied before the softmax
+SHARPNESS = 20.0  # the factor of similarities before the softmax
 
 PAIRS = (
     ("A man eats lunch.", "Someone is having a meal."),

@@ -3,10 +3,11 @@
     python examples/l2_persistence.py
     python examples/l2_persistence.py --hot-mb 16 32 --hit-ratio 0.5 1
 
-Each step of a walk waits for the one before, so that a walk takes as long as its loads do: twice as
-long from memory as from the L2 cache. The graph would fit the cache, but each pass over the array
-pushes it out; `diglot.l2.persist` keeps it there. A pass may take longer then, having less cache,
-which is why both times are shown. It needs a GPU and Triton; docs/l2.md has an H200's figures.
+Each step of a walk waits for the one before, so a walk takes as long as its loads do. From memory
+they take twice as long as from the L2 cache. The graph would fit the cache, but each pass over the
+array pushes it out; `diglot.l2.persist` keeps it there. A pass may take longer then, having less
+cache, which is why both times are shown. It needs a GPU and Triton; docs/l2.md has an H200's
+figures.
 """
 
 from __future__ import annotations

@@ -7,17 +7,15 @@ no padding is among the samples; their tokens are stacked, [CLS] and [SEP] inclu
 
 The tensors (T tokens; the ``.bf16`` ones are bfloat16, the others float32):
 
-=============================  =========  =========================================================
-``layerN.intermediate``        [T, 1536]  the input of the GELU in the feed-forward block
-``layerN.residual.input``      [T, 384]   the skip connection around the feed-forward block
-``layerN.residual.other``      [T, 384]   the output of the feed-forward block, which is added to it
-=============================  =========  =========================================================
+- ``layerN.intermediate``, [T, 1536]: the input of the GELU in the feed-forward block.
+- ``layerN.residual.input``, [T, 384]: the skip connection around the feed-forward block.
+- ``layerN.residual.other``, [T, 384]: the output of the feed-forward block, which is added to it.
 
 Two passes make them. The float32 tensors come from a pass evaluated in float64, rounded once when
 stored, so that their last bits do not hang on how a matrix product splits its sums. The bfloat16
-tensors come from a pass of the network in bfloat16: weights, and the result of every operation,
-are rounded to bfloat16 (within an operation the arithmetic is float64), so they carry the rounding
-of all the layers before them.
+tensors come from a pass of the network in bfloat16, and carry the rounding of all layers before
+them. Weights, and the result of every operation, are rounded to bfloat16. Within an operation the
+arithmetic is float64.
 
 The metadata says what the model and its source are and, under ``diglot.<op>``, which tensors are
 the default operands of an operation.

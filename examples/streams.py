@@ -3,8 +3,8 @@
     python examples/streams.py
     python examples/streams.py --hw7
 
-Each lesson enqueues kernels that only spin for some milliseconds, takes the times at which they
-began and ended by events on the device and the host's clock beside it, asserts what must hold, and
+Each lesson enqueues kernels that only spin for some milliseconds. It takes the times of their
+begins and ends by events on the device, and by the host's clock. It asserts what must hold, and
 prints a line. It needs a GPU. `diglot.stream_map` is built on the first three; docs/pipeline.md.
 
 --hw7 runs homework 7 of the CUDA training series (https://github.com/olcf/cuda-training-series) as
@@ -28,7 +28,7 @@ import torch
 
 import diglot
 
-SLACK_MS = 0.5  # by which events may seem to be out of order
+SLACK_MS = 0.5  # events may seem to be out of order by this
 PER_THREAD_STREAM = 2  # cudaStreamPerThread: a name for the calling thread's own default stream
 
 
@@ -220,8 +220,8 @@ class Homework:
         elements: of each array; 64 Mi floats are 256 MiB.
 
     Attributes:
-        source: what is read, in pinned memory: random numbers from 0 to 1.
-        target: what is written, likewise.
+        source: the input, in pinned memory: random numbers from 0 to 1.
+        target: the output, likewise.
     """
 
     ELEMENTS, CHUNKS, STREAMS = 1 << 26, 64, 8

@@ -20,8 +20,8 @@ PAGES = sorted(
     [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
     + [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 )
-FOLDERS = ("csrc", "triton_ops")
-LIBRARY = ("backends", "define", "models", "ops", "pipeline", "reference")
+FOLDERS = ("csrc", "examples", "python/diglot_cli", "tools", "triton_ops")
+LIBRARY = ("backends", "define", "graphs", "models", "ops", "pipeline", "reference")
 LONGEST = 30
 BANNED = re.compile(
     r"\b(?:of which|of whom|by which|what is|what was|what are|what were|what there is|"
@@ -109,7 +109,7 @@ def comments_of_python(text: str) -> str:
 
 
 def sources() -> Iterator[Path]:
-    """The kernels, the device library, host code, the interpreter, and the library in Python."""
+    """Kernels, the device library, host code, the interpreter, examples, and Python's library."""
     for folder in FOLDERS:
         yield from (path for path in (ROOT / folder).rglob("*") if path.is_file())
     for folder in LIBRARY:

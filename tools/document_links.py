@@ -27,7 +27,7 @@ def map_links(text: str, change: Callable[[str], str]) -> str:
 
 
 def links(text: str) -> Iterator[str]:
-    """Where the links of a Markdown text lead, but for those to the web."""
+    """Where the links of a Markdown text lead, without those to the web."""
     for found in TOKEN.finditer(text):
         if found["link"] and ":" not in found["link"]:
             yield found["link"]

@@ -1,26 +1,28 @@
 """Fits the polynomials of csrc/include/diglot/gelu_*.cuh and triton_ops/lib/gelu_*.py.
 
-Run ``python tools/fit_gelu.py`` (needs mpmath only; about a minute) to print every coefficient
-table and split constant of these files, with the error that each table reaches before the
-rounding of the evaluation itself.
+``python tools/fit_gelu.py`` prints every coefficient table and split constant of these files in
+about a minute. It needs mpmath only. Beside each table stands the error that it reaches before the
+evaluation itself rounds.
 
 Every fit is a weighted minimax one, found by the exchange algorithm of Remez on a grid of
 Chebyshev nodes, in 60-digit arithmetic. Coefficients are rounded to the working format one by
-one, and the free ones are fitted again after each rounding: they absorb most of the error that
-rounding the finished fit would leave in place. Which order is best depends on the table, so that
-several are tried.
+one, and the free ones are fitted again after each rounding. They absorb most of the error that
+rounding the finished fit would leave in place. The best order depends on the table, so several
+are tried.
 
 Notation, with t = |x|, Phi the normal distribution function, c = 1/sqrt(2 pi):
 
 erf form      h(t) = exp(t^2/2) Phi(-t), the scaled lower tail, is fitted as s H with
-              s = 1/(a + b t); gelu'(-t) = exp(-t^2/2) (h(t) - c t), whose only root on t > 0 is
-              ROOT_ERF, as exp(-t^2/2) r G with r proportional to ROOT_ERF - t; H and G are
-              polynomials in a variable that a reciprocal of 1 + p t gives
-tanh form     z(t) = 2 sqrt(2/pi) (t + 0.044715 t^3), E = exp(-z);
-              gelu'(-t) = E (1 + E - t z'(t)) / (1 + E)^2, whose only root is ROOT_TANH, is fitted
-              as (ROOT_TANH - t) Q for t < 1.2 (1.5 in fp64), Q a polynomial in t or
-              ROOT_TANH - t, and beyond in fp32 as E (numerator) C(E), C near (1 + E)^-2
-both forms    W(f) = (2^f - 1 - l f) / f^2 on [-1/2, 1/2], l = log(2) in the working format
+              s = 1/(a + b t).
+              gelu'(-t) = exp(-t^2/2) (h(t) - c t) has one root on t > 0, ROOT_ERF.
+              It is fitted as exp(-t^2/2) r G with r proportional to ROOT_ERF - t.
+              H and G are polynomials in a variable that a reciprocal of 1 + p t gives.
+tanh form     z(t) = 2 sqrt(2/pi) (t + 0.044715 t^3), E = exp(-z).
+              gelu'(-t) = E (1 + E - t z'(t)) / (1 + E)^2 has one root, ROOT_TANH.
+              It is fitted as (ROOT_TANH - t) Q for t < 1.2 (1.5 in fp64), where Q is a
+              polynomial in t or ROOT_TANH - t.
+              Beyond, in fp32, it is fitted as E (numerator) C(E), where C is near (1 + E)^-2.
+both forms    W(f) = (2^f - 1 - l f) / f^2 on [-1/2, 1/2], l = log(2) in the working format.
 
 Where 1 is subtracted from a target, the evaluation adds it exactly, and the rest is rounded less.
 """
@@ -255,9 +257,9 @@ def fit_numerator(start):
     log2(e)/3 (1 + E - t z'(t)) = log2(e)/3 (1 + E) - t (slope - 2/3 linear),
 
     slope = linear + cubic t^2 = z(t)/t log2(e), linear = BETA log2(e). There the two constants of
-    slope are their heads of 16 and 24 bits, and 2/3 linear is that of 16 less linear/3 rounded to
-    2^-18, which happens to be near: for t times what they leave out, a constant and a multiple of
-    E do, and the fit of C takes up some of the rest.
+    slope are their heads of 16 and 24 bits. 2/3 linear is that of 16 less linear/3 rounded to
+    2^-18, which happens to be near. They leave out something times t: a constant and a multiple of
+    E stand for it, and the fit of C takes up some of the rest.
     """
     linear = BETA * LOG2_E
     head = round_to_bits(linear, 16)

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kTile* kTileWarps)
   }
 }
 
-// Both along rows, by way of shared memory, of which a column is read. Its elements are kPitch
+// Both along rows, through shared memory, from which a column is read. Its elements are kPitch
 // words apart: where that is 32 they all lie in one of the 32 banks, and are read one by one. With
 // kSwizzle a row's elements change places, by an XOR with the row's number, and no word is unused.
 template <int kPitch, bool kSwizzle>

@@ -2,11 +2,11 @@
 
     python examples/lessons/block_size.py
 
-Blocks too small do little for what their start costs, and leave a thread less than the 16 bytes
-that it could access at once; blocks too large leave multiprocessors without one, or at the end with
-the last few. In CUDA C++ the source says how many threads a block has and what each one does; in
-Triton it says how many elements a block has, and `num_warps` how many threads share them. No GPU is
-needed for what the compilers make of each; with one, times are shown.
+Blocks that are too small do little for the cost of their start, and leave a thread less than the 16
+bytes that it could access at once. Blocks that are too large leave multiprocessors without one, or
+with few at the end. In CUDA C++ the source says how many threads a block has and what each one
+does. In Triton it says how many elements a block has, and `num_warps` how many threads share them.
+Without a GPU one sees what the compilers make of each; with one, times too.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def triton_figures() -> list[tuple[int, int | None]]:
 
 
 def cuda_kernel_figures() -> list[tuple[int, int | None] | None]:
-    """The same of the CUDA kernel for each of CUDA_SWEEP; None without nvcc."""
+    """Those of the CUDA kernel for each of CUDA_SWEEP; None without nvcc."""
     kernels = cuda_kernels("block_size")
     names = [f"gelu_kernel<{32 * warps}, {block // (128 * warps)}>" for block, warps in CUDA_SWEEP]
     found = [kernels.get(name) for name in names]

@@ -4,7 +4,7 @@
 
 device_memory.cu is a whole program of 60 lines. It prints every call with its status, and makes two
 errors on purpose. Without a GPU the first call fails, and the check says where and why. It needs
-nvcc. PyTorch does the same for its tensors, and keeps what is freed for the next tensor.
+nvcc. PyTorch does the same for its tensors, and keeps freed memory for the next tensor.
 """
 
 from __future__ import annotations

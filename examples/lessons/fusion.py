@@ -2,8 +2,8 @@
 
     python examples/lessons/fusion.py
 
-Without a GPU kernels and bytes are counted, by the operators that run; with one, kernels are
-counted as they run, and times are shown; the host's too, which is most of it for small arrays.
+Without a GPU the lesson counts kernels and bytes by the operators that run. With one it counts
+kernels as they run, and shows times. The host's time is most of it for small arrays.
 """
 
 from __future__ import annotations

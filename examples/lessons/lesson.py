@@ -57,7 +57,7 @@ class Table:
 
 
 def device_name() -> str:
-    """The GPU's name, or that there is none."""
+    """The GPU's name, or "no GPU"."""
     return torch.cuda.get_device_name() if ON_GPU else "no GPU"
 
 
@@ -127,7 +127,7 @@ def show(
         for table in main(**arguments):
             print(text(table), flush=True)
             tables.append(table)
-            save(path, tables)  # what is ready is kept, however the lesson ends
+            save(path, tables)  # tables are kept as they come, however the lesson ends
     if not ON_GPU:
         print(NO_GPU)
 

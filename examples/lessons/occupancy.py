@@ -3,8 +3,8 @@
     python examples/lessons/occupancy.py
 
 Registers, shared memory, warps and blocks each limit how many blocks an SM holds; the scarcest
-decides. `diglot.tools.occupancy` computes it by the rules of NVIDIA's `cuda_occupancy.h`. What is
-achieved the kernel measures itself: each warp notes its SM (`%smid`) and when it begins and ends
+decides. `diglot.tools.occupancy` computes it by the rules of NVIDIA's `cuda_occupancy.h`. The
+kernel itself measures the rest: each warp notes its SM (`%smid`) and when it begins and ends
 (`%globaltimer`). Achieved occupancy is the time of all warps, as a share of what all warp slots
 offer. Without a GPU one sees the theory alone: the interpreters know no SM and no such clock.
 """

@@ -1,4 +1,4 @@
-// Loads by way of the L1 cache and past it. Twin of the kernel in past_l1.py.
+// Loads through the L1 cache and past it. Twin of the kernel in past_l1.py.
 #include "lesson.h"
 
 namespace {

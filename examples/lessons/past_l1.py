@@ -1,4 +1,4 @@
-"""Loads past the L1 cache: what is read once does not need it, what is read again does.
+"""Loads past the L1 cache: a single read does not need it, and later reads of the same data do.
 
     python examples/lessons/past_l1.py
 

@@ -1,4 +1,4 @@
-// Two kernels after each other, the second of which starts early. Twin of the kernel in pdl.py.
+// Two kernels after each other. The second starts early. Twin of the kernel in pdl.py.
 #include "diglot/sync/pdl.cuh"
 
 #include "lesson.h"

@@ -1,13 +1,13 @@
-"""A persistent kernel: as many programs as the GPU holds at once, each of which takes many rows.
+"""A persistent kernel: as many programs as the GPU holds at once, and many rows for each.
 
     python examples/lessons/persistent_softmax.py
 
 The same softmax kernel is launched in two ways. With a program for each row it ends after one, and
-the GPU starts a new one in its place. With as many programs as are resident, each goes on to the
-next of its rows, and Triton's compiler loads that (`num_stages`) while this one is reduced. How
-many are resident follows from the occupancy: the registers and the shared memory of the compiled
-kernel decide. Without a GPU one sees both grids, and that both give the same result. (Triton's
-number is then an H200's, and that of CUDA C++ is of the interpreter's small device.)
+the GPU starts a new one in its place. With only resident programs, each goes on to the next of its
+rows, and Triton's compiler loads that (`num_stages`) while this one is reduced. How many are
+resident follows from the occupancy: the registers and the shared memory of the compiled kernel
+decide. Without a GPU one sees both grids, and that both give the same result. (Triton's number is
+then an H200's, and that of CUDA C++ is of the interpreter's small device.)
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def resources(columns: int) -> tuple[int, int]:
 
 
 def softmax(language: str, programs: int, x: torch.Tensor, out: torch.Tensor) -> None:
-    """Softmax along rows, by so many programs."""
+    """Softmax along rows, by a number of programs."""
     rows, columns = x.shape
     if language == "cuda":
         call("persistent_softmax", "softmax", programs, rows, columns, x, out)

@@ -5,7 +5,7 @@
 
 __global__ void look_kernel(int n, const float* x) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  // Without a condition every thread prints, millions of lines: ask for what is looked for.
+  // Without a condition every thread prints, millions of lines: ask for the elements in question.
   if (i < n && !(x[i] >= 0)) printf("block %d thread %d: x = %g\n", blockIdx.x, threadIdx.x, x[i]);
 }
 

@@ -5,8 +5,8 @@
 Both kernels look for elements of an array that are negative or NaN. In CUDA C++ a thread prints if
 it has found one. In Triton a program holds many elements: `device_print` prints them all, with
 their indices in the block, so that the kernel prints under a condition of the whole block. On a GPU
-the lines go to a buffer of 1 MiB, which is written to the process's output when the host waits;
-older lines are lost when it is full. Both kernels print without a GPU, too, as they are
+the lines go to a buffer of 1 MiB, and from there to the process's output when the host waits. Older
+lines are lost when it is full. Both kernels print without a GPU, too, as they are
 interpreted.
 """
 

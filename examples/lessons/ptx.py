@@ -2,9 +2,9 @@
 
     python examples/lessons/ptx.py --out stages
 
-No GPU is needed: the kernel is compiled ahead of time. It is compiled twice, because the compiler
-accesses 16 bytes at once only where it is told that addresses and sizes are multiples of 16, which
-a launch finds out by looking at its arguments.
+No GPU is needed: the kernel is compiled ahead of time, twice. The compiler accesses 16 bytes at
+once only where it is told that addresses and sizes are multiples of 16. A launch finds that out by
+looking at its arguments.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def project(language: str, x: torch.Tensor, seeds: torch.Tensor, out: torch.Tens
 
 
 def dropout_table() -> Table:
-    """What is kept, and that it is the same in both languages and for a row alone."""
+    """The kept share, and that both languages and a row alone keep the same."""
     x = torch.randn(ROWS, COLUMNS, device=DEVICE)
     seeds = torch.randint(1 << 62, (ROWS,), device=DEVICE)
     outs = {name: torch.empty_like(x) for name in ("cuda", "triton")}

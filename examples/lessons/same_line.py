@@ -51,7 +51,7 @@ def write(language: str, is_atomic: bool, stride: int, out: torch.Tensor) -> Non
 
 
 def check(language: str, is_atomic: bool, stride: int) -> None:
-    """Compares what is left in memory with what must be."""
+    """Compares memory after the kernel with the right values."""
     out = torch.zeros(BLOCKS * LINE_BYTES // 4, dtype=torch.int32, device=DEVICE)
     write(language, is_atomic, stride, out)
     expected = torch.zeros_like(out)

@@ -66,7 +66,7 @@ def triton_figures() -> list[tuple[int, int]]:
 
 
 def cuda_kernel_figures() -> list[tuple[int, int] | None]:
-    """The same of the CUDA kernel with each of BLOCKS_AN_SM; None without nvcc."""
+    """Those of the CUDA kernel with each of BLOCKS_AN_SM; None without nvcc."""
     kernels = cuda_kernels("spilling")
     found = [kernels.get(f"rows_kernel<{blocks}>") for blocks in BLOCKS_AN_SM]
     return [kernel and (kernel.registers, kernel.spill_bytes) for kernel in found]

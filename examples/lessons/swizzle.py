@@ -3,9 +3,9 @@
     python examples/lessons/swizzle.py
 
 A matrix product reads its operands from shared memory in squares of 8 rows of 16 bytes. In a tile
-of 64 float16 numbers a row, 128 bytes, the 8 pieces below each other lie in the same 4 of the 32
-banks, and would be read one after the other. bank_conflicts.py avoids that by padding or by an XOR
-of its own. Triton's compiler does it by the layout that it gives the tile, and its TTGIR says
+with rows of 64 float16 numbers, 128 bytes, the 8 pieces below each other lie in the same 4 of the
+32 banks. They would be read one after the other. bank_conflicts.py avoids that by padding or by an
+XOR of its own. Triton's compiler does it by the layout that it gives the tile, and its TTGIR says
 which: `swizzled_shared` on sm_80, `nvmma_shared` on sm_90, where the tensor cores themselves read
 so. Both put piece p of row r at p XOR (r / perPhase mod maxPhase). All of it is seen without a GPU.
 """
@@ -29,7 +29,7 @@ ROW_BYTES, PIECE_BYTES, BANK_BYTES, BANKS = 128, 16, 4, 32
 def product_kernel(a, b, out, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
     i = tl.arange(0, BLOCK)
     at = i[:, None] * BLOCK + i[None, :]
-    # In a loop, so that loads run ahead of products, by way of shared memory.
+    # In a loop, so that loads to shared memory run ahead of products.
     total = tl.zeros((BLOCK, BLOCK), tl.float32)
     for step in range(8):
         total += tl.dot(tl.load(a + at + step * BLOCK * BLOCK), tl.load(b + at))
@@ -55,7 +55,7 @@ def layouts() -> dict[str, list[str]]:
 def phases(layout: str) -> tuple[int, int]:
     """perPhase and maxPhase, of a layout as TTGIR has it."""
     if found := re.search(r"swizzlingByteWidth = (\d+)", layout):
-        # The pieces of so many bytes are exchanged: 128 bytes hold 8, and rows take turns.
+        # Pieces change places within this width: 128 bytes hold 8, and rows take turns.
         width = int(found[1])
         return ROW_BYTES // width, width // PIECE_BYTES
     numbers = dict(re.findall(r"(\w+) = (\d+)", layout))

@@ -3,11 +3,10 @@
     python examples/lessons/two_listings.py
 
 A CUDA kernel says what one thread does with one element. A Triton kernel says what a block does
-with 512 elements at once, and the compiler gives them to threads. Both listings are printed, then
-both kernels run, and what each became is counted: Triton's compiler gave each thread four
-neighbouring elements, and so 16 bytes a load, because the launch found the addresses to be
-multiples of 16. The CUDA kernel accesses what it says: 4 bytes. docs/lessons.md has the same in
-Numba.
+with 512 elements at once, and the compiler gives them to threads. The lesson prints both listings,
+runs both kernels, and counts the instructions of each. Triton's compiler gave each thread four
+neighbouring elements, and so 16 bytes a load. The launch had found that the addresses are multiples
+of 16. The CUDA kernel accesses what it says: 4 bytes. docs/lessons.md has the same in Numba.
 """
 
 from __future__ import annotations

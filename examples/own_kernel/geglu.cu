@@ -1,7 +1,7 @@
 // out = gelu(x) * y, the gate of a GEGLU feed-forward block (Shazeer, "GLU variants improve
 // transformer", 2020, arXiv:2002.05202), with one pass over memory instead of two.
 //
-// What is diglot's: the mathematics (gelu.cuh), the conversions (types.cuh), the kernel, which
+// Parts of diglot's: the mathematics (gelu.cuh), the conversions (types.cuh), the kernel, which
 // walks the arrays by 16-byte accesses (elementwise.cuh), and the launch (launch.cuh). Twin of
 // geglu_triton.py. Without a GPU, diglot.interpreter compiles this file as it is.
 #include "geglu.h"

@@ -1,6 +1,6 @@
 """out = gelu(x) * y, the gate of a GEGLU feed-forward block, in Triton. Twin of geglu.cu.
 
-What is diglot's: the mathematics (`lib.gelu`), the rounding on the way to memory (`lib.types`) and
+Parts of diglot's: the mathematics (`lib.gelu`), the rounding on the way to memory (`lib.types`) and
 the walk over the arrays (`lib.elementwise`).
 """
 

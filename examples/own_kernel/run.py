@@ -96,7 +96,7 @@ def main() -> None:
                 error_in_ulp(*rows)
                 for rows in zip(result.chunk(16), x.chunk(16), y.chunk(16), strict=True)
             )
-            time = "interpreted"  # of which no time is worth telling
+            time = "interpreted"  # which says nothing of a GPU's time
             if not INTERPRETED:
                 milliseconds = do_bench(functools.partial(function, x, y), return_mode="median")
                 time = f"{milliseconds:.3f} ms"

@@ -143,7 +143,7 @@ def measure(shape: tuple[int, int, int]) -> Iterator[Row]:
 
 
 def interpret() -> dict[str, str]:
-    """Of each step on a small product of integers: "exact", or what is wrong; it prints more."""
+    """Of each step on a small product of integers: "exact", or the fault; it prints more."""
     m, n, k = SMALL
     a, b = (torch.randint(-4, 5, size).bfloat16() for size in ((m, k), (k, n)))
     c, expected = a.new_empty(m, n), (a.double() @ b.double()).bfloat16()

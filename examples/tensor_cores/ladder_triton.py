@@ -33,8 +33,8 @@ def add_products(
     """The sums of a tile of C that begins at `row` and `column`, with the products from k on.
 
     Addresses are made here, in the loop, and the compiler moves out of it what it can. Made before
-    a loop that is flattened, they would lose what is known of their alignment: then no copy of B is
-    asynchronous, and the product is slow.
+    a loop that is flattened, they would lose their known alignment. Then no copy of B would be
+    asynchronous, and the product would be slow.
     """
     rows = (row + tl.arange(0, BM)).to(tl.int64)[:, None]
     columns = (column + tl.arange(0, BN)).to(tl.int64)[None, :]

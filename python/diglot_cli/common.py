@@ -72,7 +72,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def command(**settings: Any) -> Callable[[Callable[[Any], None]], click.Command]:
-    """Decorator: a command of click's, from a function of what is asked, by the options' names.
+    """Decorator: a command of click's. Its function takes the options' values, by their names.
 
     It may raise what `one_line_errors` turns.
     """

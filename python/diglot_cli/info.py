@@ -11,7 +11,7 @@ from diglot_cli.common import command
 
 @command()
 def info(_: Any) -> None:
-    """Show what is installed, its build, and the backends that can run here."""
+    """Show the installed versions, their build, and the backends that can run here."""
     from diglot.tools.info import collect
 
     click.echo(str(collect()))

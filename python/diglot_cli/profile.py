@@ -77,7 +77,7 @@ def split(command: tuple[str, ...]) -> tuple[list[str], str, str, list[str]]:
     """Python with its options, "script" or "module", its name, and its arguments.
 
     Raises:
-        ValueError: the command is none of Python's.
+        ValueError: the command is not one of Python's.
     """
     words = list(command)
     python = [sys.executable]

@@ -64,18 +64,17 @@ def capture(
             in a mode that makes CUDA graphs.
         example: its arguments, a tuple; or its only one.
         kwargs: further arguments, by name.
-        dims: which dimensions of the arguments differ in length: a tree like the example's, with
-            {dimension: name} in place of a tensor that has such, and None in place of others.
+        dims: the dimensions of the arguments that differ in length: a tree like the example's. In
+            it {dimension: name} stands for a tensor that has such, and None for others.
         buckets: the lengths that graphs are captured for, by name: all combinations are buckets. Or
             a list of buckets. A call takes the smallest that holds it. By default there is one
             bucket, as large as the example.
         padding: what lies beyond a call's elements: a number, or a tree of numbers like the
             example's; None where the function does not read it, as under a mask.
         out_dims: as `dims`, of the result. By default it is found out, by calls with other sizes.
-        reads: what the function reads besides its arguments, where it is not found: modules or
-            tensors, in lists or dictionaries. It is looked for in modules, in objects whose methods
-            are called, in closures, in default values, in globals that are named, in partial
-            functions, and in arguments that are no tensors.
+        reads: other modules or tensors that the function reads, in lists or dictionaries. Most of
+            them are found by themselves: in modules, objects whose methods are called, closures,
+            default values, named globals, partial functions, and arguments that are no tensors.
         pool: memory to share with other graphs; by default one for all graphs of this call.
         warmup: calls before each capture, 1 or more.
         max_padding: the largest ratio of a bucket's size to a call's. Beyond it the call runs
@@ -307,8 +306,8 @@ class GraphedCallable:
     def measure(self, calls: int = 20) -> Report:
         """Times replays of each graph, on what its arguments hold, and reports.
 
-        The function runs `calls` times and more for each graph, with all that it writes besides its
-        results.
+        The function runs `calls` times and more for each graph. It writes what it writes at each
+        call.
         """
         device = self._device
         with capturing(self.pool), torch.no_grad():
@@ -367,7 +366,7 @@ class GraphedCallable:
         )
 
     def release(self) -> None:
-        """Lets all graphs go; a later call captures anew.
+        """Lets all graphs go; a later call captures again.
 
         Memory is freed when the pool has no graph left, and no result is used.
         """

@@ -211,7 +211,7 @@ class CapturedGraph:
         return token
 
     def replay_backward(self, token: object, gradients: Sequence[Tensor | None]) -> list[Any]:
-        """Replays the gradient, of what was replayed last.
+        """Replays the gradient of the last replay.
 
         Args:
             token: what `replay` returned.

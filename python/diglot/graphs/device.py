@@ -66,7 +66,7 @@ class Device(Protocol):
         """A graph's nodes and edges."""
 
     def side_stream(self) -> AbstractContextManager[None]:
-        """Context manager: work goes to the stream of captures, after what was enqueued before."""
+        """Context manager: work goes to the stream of captures, after all earlier work."""
 
     def is_capturing(self) -> bool:
         """Whether the current stream is being captured."""
@@ -157,7 +157,7 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def side_stream(self) -> Iterator[None]:
-        """Context manager: work goes to the stream of captures, after what was enqueued before."""
+        """Context manager: work goes to the stream of captures, after all earlier work."""
         outside = torch.cuda.current_stream(self.device)
         with self.on_stream():
             torch.cuda.current_stream().wait_stream(outside)
@@ -180,7 +180,7 @@ class CudaDevice:
     def capture(self, function: Callable[[], Any], pool: _CudaPool) -> Capture:
         """Captures what a function enqueues. If it raises, the device is as it was before.
 
-        PyTorch's peak statistics of memory begin anew.
+        PyTorch's peak statistics of memory begin again.
         """
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         torch.cuda.synchronize(self.device)

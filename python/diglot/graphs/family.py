@@ -69,7 +69,7 @@ class Family:
         buckets: the sizes that graphs are for.
         output_dims: for each leaf of the result, its padded dimensions, with the numbers of their
             names; None to find them out.
-        find_state: finds what the function reads besides.
+        find_state: finds what else the function reads.
         pool: where the graphs' memory is.
         warmup: calls before a capture.
         max_padding: the largest ratio of a bucket's size to a call's.

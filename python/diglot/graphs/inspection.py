@@ -178,7 +178,7 @@ def inspect(graph: Any, name: str | None = None) -> Inspection:
             largest. A graph that has a gradient has the gradient's nodes after its own.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: it is of another type.
         ValueError: the callable has no graph of that name.
         GraphError: there is no graph yet, or it has gone.
     """

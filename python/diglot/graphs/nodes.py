@@ -40,7 +40,7 @@ class Node:
         kind: such as "kernel", "memcpy", "memset", "host function", "child graph".
         name: a kernel's, as its compiler has it; of another node what it is about.
         grid, block: a kernel's.
-        num_bytes: shared memory of a kernel, dynamic; what is copied or set; None if unknown.
+        num_bytes: dynamic shared memory of a kernel; bytes that are copied or set; None if unknown.
         run: the launcher of diglot's that launched it, if one did.
     """
 

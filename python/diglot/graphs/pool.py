@@ -30,7 +30,7 @@ class Pool:
     Args:
         device: a GPU; the current one by default.
         limit: the most bytes that the pool may reserve. Where a capture exceeds it, the pool is
-            built anew with that graph alone. The others are captured again when they are called.
+            built again with that graph alone. The others are captured again when they are called.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Pool:
 
     @property
     def bytes(self) -> int:
-        """What is reserved now."""
+        """The bytes that it reserves now."""
         with self.lock:
             return 0 if self._handle is None else self.device.pool_bytes(self._handle)
 

@@ -23,7 +23,7 @@ class GraphReport:
         input_bytes: of its arguments; the buckets of a function share them.
         added_bytes: by how much its capture made the pool grow.
         needed_bytes: the most that its capture had allocated at once.
-        freed_bytes: by how much a pool that is built anew without it would be smaller, if it has
+        freed_bytes: by how much a pool that is built again without it would be smaller, if it has
             what its largest graph needs.
         capture_ms: of the host's time, without warm-up.
         replays: how many there were.
@@ -64,7 +64,7 @@ class Report:
         scratch_bytes: what all graphs of the device have as scratch of diglot's ops.
         input_bytes: of the buffer of arguments.
         eager_calls: calls that ran without a graph, because of their padding.
-        rebuilds: how often the pool's limit made it be built anew.
+        rebuilds: how often the pool's limit made it be built again.
         failed: buckets that could not be captured, and why.
     """
 

@@ -1,4 +1,4 @@
-"""What a function reads besides its arguments: found once, and checked before each replay.
+"""What a function reads in addition to its arguments: found once, and checked before each replay.
 
 A graph has addresses. It must not be replayed after a parameter was replaced or moved, or after a
 module went from training to evaluation.
@@ -33,11 +33,11 @@ MODULE_OWN = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
 class State:
-    """The tensors and the modules that a function reads besides its arguments.
+    """The tensors and the modules that a function reads in addition to its arguments.
 
-    They are found in modules, in objects whose methods are called, in closures, in default values,
-    in the globals that a function names, in partial functions, and in lists, tuples and
-    dictionaries of these.
+    They are found in modules, in objects whose methods are called, in closures and default values,
+    in the globals that a function names, and in partial functions. Lists, tuples and dictionaries
+    of these count too.
 
     Attributes:
         places: of the tensors.

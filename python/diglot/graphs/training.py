@@ -119,7 +119,7 @@ class TrainingStep:
 
     Attributes:
         pool: the memory of its graphs.
-        part: which part of a batch the next call is; 0 begins anew.
+        part: which part of a batch the next call is; 0 begins a new batch.
     """
 
     def __init__(
