@@ -21,7 +21,7 @@ PAGES = sorted(
     + [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 )
 FOLDERS = ("csrc", "examples", "python/diglot_cli", "tools", "triton_ops")
-LIBRARY = ("backends", "define", "graphs", "models", "ops", "pipeline", "reference")
+PARTS = ("backends", "define", "graphs", "models", "ops", "pipeline", "reference", "tools")
 LONGEST = 30
 BANNED = re.compile(
     r"\b(?:of which|of whom|by which|what is|what was|what are|what were|what there is|"
@@ -109,10 +109,10 @@ def comments_of_python(text: str) -> str:
 
 
 def sources() -> Iterator[Path]:
-    """Kernels, the device library, host code, the interpreter, examples, and Python's library."""
+    """Kernels, the device library, host code, the interpreter, examples, and the package."""
     for folder in FOLDERS:
         yield from (path for path in (ROOT / folder).rglob("*") if path.is_file())
-    for folder in LIBRARY:
+    for folder in PARTS:
         yield from (ROOT / "python/diglot" / folder).rglob("*.py")
     yield from (ROOT / "python/diglot").glob("*.py")
 

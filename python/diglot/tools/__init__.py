@@ -1,1 +1,1 @@
-"""What is built on the ops: compare, inspect, measure, plot."""
+"""Instruments that are built on the ops: compare, inspect, measure, plot."""

@@ -151,8 +151,8 @@ def _errors(
 class ProfileBuilder:
     """Collects errors by the value of an input, in bins between its finite extremes.
 
-    The bins are of one width where the values are moderate; where they are not, of one width on a
-    scale that is linear near zero and logarithmic far from it.
+    All bins are equally wide. Where the values are not moderate, that is on a scale that is linear
+    near zero and logarithmic far from it.
     """
 
     def __init__(self, input: torch.Tensor) -> None:
@@ -176,7 +176,7 @@ class ProfileBuilder:
         self.worst.scatter_reduce_(0, bins, ulps, "amax")
 
     def profile(self) -> Profile:
-        """What was collected."""
+        """The collected errors."""
         edges = self.low + self.width * torch.arange(PROFILE_BINS + 1, dtype=torch.float64)
         if not self.linear:
             edges = edges.sinh()

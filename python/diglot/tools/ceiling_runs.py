@@ -30,8 +30,8 @@ BUDGET_MS = 300  # of each thing measured
 PIECE = 1 << 24  # elements that are checked at a time
 CHECKED_ROWS = 16
 FLOAT8 = torch.float8_e4m3fn
-# Of matrix products, by the name of what multiplies: type of the matrices, and what the relative
-# root mean square of the error may be: the result's rounding, or the factors' (of TF32, 10 bits).
+# Matrix products, by the name of the arithmetic: type of the matrices, and the largest relative
+# root mean square of the error. That is the result's rounding, or the factors' (of TF32, 10 bits).
 # float32's bar is below what TF32 reaches, so that the one cannot pass for the other.
 PRODUCTS: dict[str, tuple[torch.dtype, float]] = {
     "bfloat16": (torch.bfloat16, 1e-2),

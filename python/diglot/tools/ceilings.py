@@ -32,7 +32,7 @@ class Ceiling:
             operations/s).
         bytes: that were moved, read and written together; of a copy from or to the host, each way.
         shape: of a matrix product, M, N and K.
-        verified: whether the result was right. What was not right has no rate.
+        verified: whether the result was right. A wrong one has no rate.
         rate: by the median time.
     """
 
@@ -68,12 +68,12 @@ class Ceilings:
     rows: tuple[Ceiling, ...] = field(default=())
 
     def gb_per_s(self, what: str = "copy") -> float | None:
-        """The speed of most bytes, in 10^9 bytes/s; None if there is none."""
+        """The speed of most bytes, in 10^9 bytes/s; None if it was not measured."""
         found = [row for row in self.rows if row.what == what and row.rate is not None]
         return max(found, key=lambda row: row.bytes or 0).rate if found else None
 
     def tflop_per_s(self, dtype: str) -> float | None:
-        """The speed of a matrix product in 10^12 operations/s; None if there is none.
+        """The speed of a matrix product in 10^12 operations/s; None if it was not measured.
 
         Args:
             dtype: "bfloat16", "float16", "float32", "tf32" or "float8".
@@ -86,7 +86,7 @@ class Ceilings:
         return max(rates, default=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """What is saved."""
+        """The content of the saved file."""
         head = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION}
         return for_json({**head, **asdict(self)})
 

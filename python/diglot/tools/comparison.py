@@ -50,7 +50,7 @@ class Row:
         errors: the error of each result, where there are several.
         profile: error in ulps by the value of the first input.
         kernels: the compiled kernels that run on a GPU of the comparison's architecture.
-        kernels_reason: why there are none.
+        kernels_reason: why `kernels` is empty.
     """
 
     backend: str

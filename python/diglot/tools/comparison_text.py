@@ -42,7 +42,7 @@ def _verdict(row: Row) -> tuple[str, bool]:
 
 
 def heading(comparison: Comparison) -> str:
-    """What was compared, in one line."""
+    """The call that was compared, in one line."""
     inputs = []
     for given in comparison.inputs:
         if isinstance(given, TensorLike):

@@ -133,7 +133,7 @@ def cuda_kernels(
     Their threads, their dynamic shared memory and their clusters are a launch's: none are told.
 
     Args:
-        architecture: the GPU's; what is read is the code that it runs.
+        architecture: the GPU's, whose code is read.
         names: only these, such as "add_forward_flat<float, FlatShape<4, 4> >"; by default all,
             which takes seconds.
 

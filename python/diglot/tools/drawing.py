@@ -76,7 +76,7 @@ STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn, below a title, on so many inches."""
+    """A function that draws, a title above, and the size in inches."""
 
     title: str
     draw: Callable[[Any], None]
@@ -155,12 +155,12 @@ def drawn(
 
 
 def shown(text: str) -> str:
-    """Text for XML, which has no control characters but for the end of a line."""
+    """Text for XML, which has no control characters except the end of a line."""
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
 
 
 def short(text: str) -> str:
-    """Text that leaves room for what is drawn: each line as long as names are."""
+    """Text that leaves room for the drawing: no line is longer than names may be."""
     lines = shown(text).split("\n")
     return "\n".join(f"{line[:LONGEST]}…" if len(line) > LONGEST else line for line in lines)
 

@@ -15,7 +15,7 @@ from diglot.tools.numbers import duration
 
 WIDTH, ROW, MARGIN, TOP = 1200, 18, 10, 50
 LETTER = 6.6  # width of a letter of the font
-NARROWEST = 0.3  # boxes that are narrower are left out, with what is above them
+NARROWEST = 0.3  # narrower boxes are left out, and so are those above them
 
 
 @dataclass
@@ -46,7 +46,7 @@ def merge(stacks: Mapping[tuple[str, ...], float]) -> Frame:
 def folded(stacks: Mapping[tuple[str, ...], float]) -> str:
     """The form of text that other renderers read: `a;b;c 12`, in whole microseconds.
 
-    What is shorter than one is left out.
+    Shorter times are left out.
     """
     lines = []
     for stack, us in stacks.items():

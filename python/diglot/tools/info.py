@@ -1,4 +1,4 @@
-"""What is installed, what it was built for, and what can run here: `diglot info`."""
+"""Installed versions, their build, and what can run here: `diglot info`."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def variables(selector: str) -> str:
 
 
 def _plain(value: str, ids: Mapping[str, str]) -> str:
-    """An attribute without what is the default, and with as many digits as are seen."""
+    """An attribute without defaults, and without digits that nobody sees."""
     value = re.sub(DEFAULT, "", value)
     value = re.sub(r"#[0-9a-f]{6}\b", lambda found: VARIABLES.get(found[0], found[0]), value)
     value = re.sub(r"(?<=#)[mph][0-9a-f]{8,}", lambda found: ids[found[0]], value)

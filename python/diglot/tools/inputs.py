@@ -1,6 +1,6 @@
 """The tools' data: tensors from files, or random ones.
 
-Every failure is a ValueError that names the argument and what is allowed.
+Every failure is a ValueError that names the argument and the values that it may have.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def read_file(path: Path) -> TensorFile:
     if suffix not in READERS:
         raise ValueError(f"--input: {path} must end in one of {', '.join(READERS)}")
     try:
-        with warnings.catch_warnings():  # about what is refused
+        with warnings.catch_warnings():  # about files that are refused
             warnings.simplefilter("ignore")
             return READERS[suffix](path)
     except ImportError as error:

@@ -1,7 +1,7 @@
 """An op's compiled kernels, looked into stage by stage: `diglot inspect`.
 
-What is looked at are the kernels that a call of the op launches, in both languages. No GPU is
-needed: Triton's are compiled ahead of time, and CUDA's read from the built extension.
+It looks at the kernels that a call of the op launches, in both languages. No GPU is needed:
+Triton's are compiled ahead of time, and CUDA's read from the built extension.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from diglot.tools.resources import (
     kernels_of_calls,
 )
 
-# What a language's compiler leaves of a kernel, in order, beside what is told of it: "resources".
+# The stages of a kernel in each language's compiler, in order. "resources" tells of the result.
 STAGES = {"cuda": ("ptx", "cubin", "sass"), "triton": TRITON_STAGES}
 RESOURCES = "resources"
 BINARY = "cubin"  # the one stage that is no text
@@ -65,7 +65,7 @@ class InspectedKernel:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found.
+    """What `inspect` found.
 
     Attributes:
         architecture: the GPU's, as it was asked for.
@@ -86,7 +86,7 @@ class Inspection:
         return tuple(kernel for kernel in self.kernels if kernel.language == language)
 
     def to_json(self) -> dict[str, Any]:
-        """What is told of the kernels, without their stages, as JSON has it."""
+        """All but the stages of the kernels, in types that JSON has."""
         rows = [
             {
                 "language": kernel.language,
@@ -202,7 +202,7 @@ def inspect(
         shape: of the op's first input; others have the shapes that go with it.
 
     Returns:
-        The kernels. Why a language has none, for want of its compiler, say, is in the `reasons`.
+        The kernels. The `reasons` say why a language has none, such as that its compiler lacks.
 
     Raises:
         ValueError: an unknown op, option, architecture, stage or kernel, or a dtype that the op
@@ -291,7 +291,7 @@ def save(inspection: Inspection, folder: str | Path, force: bool = False) -> lis
     """Writes every stage that was asked for, a file for each kernel and stage, and resources.json.
 
     Args:
-        folder: made if there is none.
+        folder: made if it is missing.
         force: write into a folder that has files.
 
     Raises:

@@ -39,7 +39,7 @@ def find_cuobjdump() -> Path:
     """NVIDIA's cuobjdump: Triton's own, else the one on PATH.
 
     Raises:
-        ResourcesUnavailable: there is none.
+        ResourcesUnavailable: it is not installed.
     """
     triton = importlib.util.find_spec("triton")
     for folder in (triton.submodule_search_locations or []) if triton else []:
@@ -157,7 +157,7 @@ _LINE = re.compile(r"^\s*(/\*[0-9a-f]{4,}\*/)\s+(.*?;)\s*(?:/\*.*)?$")
 
 @dataclass(frozen=True)
 class Code:
-    """What is counted in a function's code, as `diglot.tools.resources.KernelResources` has it."""
+    """Counts in a function's code, as `diglot.tools.resources.KernelResources` has them."""
 
     loads: tuple[tuple[int, int], ...]
     stores: tuple[tuple[int, int], ...]
@@ -179,7 +179,7 @@ def _functions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def read_sass(text: str) -> dict[str, Code]:
-    """By symbol, what is counted in what `-sass` printed."""
+    """By symbol, the counts in what `-sass` printed."""
     found = {}
     for symbol, body in _functions(text):
         accesses: Counter[tuple[str, int]] = Counter()

@@ -27,10 +27,11 @@ GRAPH_CALLS, GRAPH_TURNS = 20, 50
 HOST_CALLS = 100
 BESIDE_ROUNDS, BESIDE_CALLS, BESIDE_BUDGET_US = 10, 20, 5e5
 # So long the device is kept busy before a call at least, while the host enqueues it; and at most.
-# Where that was too short the sample is taken anew, and the device kept busy twice as long.
+# Where that was too short the sample is taken again, and the device kept busy twice as long.
 HOST_US, MOST_HOST_US = 400.0, 50_000.0
 PRODUCT = 8192  # rows and columns of the matrices of the ceiling of operations
-# A device that is done is waited for in less; a busy host may be interrupted often, not every time.
+
+# To wait for a device that is done takes less. A busy host is interrupted often, not every time.
 ESCAPE_US, ESCAPE_TRIES = 100, 20
 
 
@@ -123,7 +124,7 @@ def _turns(samples: Mapping[str, int]) -> Iterator[str]:
 
 
 def _flush() -> Filler:
-    """Overwrites the L2 cache, and keeps the device busy for at least so many microseconds."""
+    """Overwrites the L2 cache, and keeps the device busy for at least these microseconds."""
     buffer = _flush_buffer()
     buffer.zero_()
     once_us = _timed_once(buffer.zero_)
@@ -136,7 +137,7 @@ def _flush() -> Filler:
 
 
 def _idle() -> Filler:
-    """Keeps the device busy for at least so many microseconds, and the L2 cache as it is."""
+    """Keeps the device busy for at least these microseconds, and the L2 cache as it is."""
     cycles = 1 << 20
     torch.cuda._sleep(cycles)
     per_us = cycles / _timed_once(lambda: torch.cuda._sleep(cycles))
@@ -202,7 +203,7 @@ class _Samples:
         self.events.append((start, end))
 
     def timing(self, calls: int = 1) -> Timing:
-        """Of all that were taken, each of so many calls."""
+        """Of all samples, which have this number of calls each."""
         times = [start.elapsed_time(end) * 1e3 / calls for start, end in self.events]
         return Timing.of(times, self.exposed)
 
@@ -340,7 +341,7 @@ def host_beside(function: Function, device_us: float) -> float:
 
 
 def peak_bytes(function: Function) -> int:
-    """Device memory that a call takes at its peak, its result included, beside what is there."""
+    """Device memory that a call adds at its peak, its result included."""
     check()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -370,7 +371,7 @@ def launches(function: Function) -> int | None:
         function()
         torch.cuda.synchronize()
     seen = [event for event in profiler.events() or () if event.device_type == DeviceType.CUDA]
-    # What is no work of the device's is there too: the ranges that compiled code is marked by.
+    # Ranges that mark compiled code are there too, and are no work of the device's.
     return sum(not getattr(event, "is_user_annotation", False) for event in seen) or None
 
 

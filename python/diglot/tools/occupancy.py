@@ -1,11 +1,11 @@
 """Theoretical occupancy: how many blocks of a kernel a multiprocessor holds at once, and why.
 
 The limits are those of the CUDA C++ Programming Guide, section "Compute Capabilities", table
-"Technical Specifications per Compute Capability", as NVIDIA's own headers have them too
+"Technical Specifications per Compute Capability". NVIDIA's own headers have them too
 (`cuda/__device/arch_traits.h` of the CUDA Core Compute Libraries). The rules are those of
-`cuda_occupancy.h`, which comes with the CUDA toolkit: registers are given to warps in units of 256,
-by each of four parts of a multiprocessor from its own quarter; shared memory is given to blocks in
-units of 128 bytes, with 1 KiB of the system's own for each block.
+`cuda_occupancy.h`, which comes with the CUDA toolkit. Each of four parts of a multiprocessor gives
+registers to warps in units of 256, from its own quarter. Shared memory is given to blocks in units
+of 128 bytes, with 1 KiB of the system's own for each block.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def find_limits(architecture: str) -> Limits:
     """The limits of an architecture, such as "sm_90" or "sm_90a".
 
     Raises:
-        ValueError: it is none, or none that diglot knows.
+        ValueError: it is no architecture that diglot knows.
     """
     name = f"sm_{check_architecture(architecture)}"
     if name not in LIMITS:
@@ -93,8 +93,8 @@ def _round_up(number: int, unit: int) -> int:
 def occupancy(architecture: str, threads: int, registers: int, shared_bytes: int) -> Occupancy:
     """Theoretical occupancy of a kernel.
 
-    It takes no account of clusters, of which a device may hold fewer than of their blocks, nor of
-    named barriers, of which no kernel of diglot's has more than every block may have.
+    It takes no account of clusters: a device may hold fewer blocks in clusters. Nor does it of
+    named barriers: no kernel of diglot's has more than every block may have.
 
     Args:
         threads: of a block.

@@ -51,7 +51,7 @@ class Engine(ABC):
 
     @abstractmethod
     def lines(self, rows: int, by_shape: bool = False) -> list[str]:
-        """What was found, as text; with `by_shape`, if it can, a row for each shape of inputs."""
+        """The findings as text; with `by_shape`, if it can, a row for each shape of inputs."""
 
     def stacks(self) -> dict[tuple[str, ...], float]:
         """Microseconds by stack, outermost first."""

@@ -1,7 +1,7 @@
 """What `diglot profile` starts: a script or a module, profiled from its start to its end.
 
-Its arguments are the options of `diglot.profile` as JSON, "script" or "module", its name, and what
-is passed on.
+Its arguments are the options of `diglot.profile` as JSON, "script" or "module", its name, and
+further arguments, which are passed on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INTERRUPTED = 128 + signal.SIGINT  # as shells say it
 
 
 def main() -> NoReturn:
-    """Runs it, prints what was found, and exits as it did."""
+    """Runs it, prints the profile, and exits as it did."""
     options, kind, target, *arguments = sys.argv[1:]
     try:
         if kind == "module" and importlib.util.find_spec(target) is None:
@@ -44,7 +44,7 @@ def main() -> NoReturn:
             runpy.run_path(target, run_name="__main__")
     except BaseException as error:
         failure = error
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what was found is not lost to another Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C does not lose the profile
     sys.stdout.flush()
     status = _finish(done, failure)
     if isinstance(failure, SystemExit):

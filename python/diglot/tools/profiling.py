@@ -1,8 +1,8 @@
-"""`diglot.profile`: what runs, how long, by which kernels.
+"""`diglot.profile`: what runs, how long, and in which kernels.
 
-A profiler (`profile_engines`), and what each needs done right: first calls left out, the device
-waited for before and after, and every launcher of diglot's, in backward passes too, in a range of
-its own, which tells the backend.
+A profiler (`profile_engines`), used as it must be. First calls are left out, and the device is
+waited for before and after. Every launcher of diglot's, in backward passes too, has a range of its
+own, which tells the backend.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class profile:
         force: whether to overwrite files.
 
     Raises:
-        ValueError: the engine is unknown, needs a GPU where there is none, or lacks such an output;
-            a file exists or cannot be written; there were fewer than `warmup` + 1 steps.
+        ValueError: the engine is unknown, needs a GPU that is missing, or lacks such an output. Or
+            a file exists or cannot be written. Or there were fewer than `warmup` + 1 steps.
         RuntimeError: another profiler of this process is running.
 
     Attributes:
@@ -110,7 +110,7 @@ class profile:
             if engine not in engines:
                 raise ValueError(f"{name}: engine {engine!r} has none; {' or '.join(engines)} has")
             if name == "tensorboard":
-                check_folder(path, force=True)  # what is there is left alone
+                check_folder(path, force=True)  # other files are left alone
             else:
                 check_writable(path, force)
             self._outputs[name] = Path(path)
@@ -124,7 +124,7 @@ class profile:
         self._engine: Engine | None = None
         self._marks = contextlib.ExitStack()
 
-    # --- what is profiled ------------------------------------------------------------------------
+    # --- recording -------------------------------------------------------------------------------
 
     def __enter__(self) -> profile:
         with contextlib.ExitStack() as stack:
@@ -175,8 +175,8 @@ class profile:
         self._marks.close()
         was_recording = self._recording
         if not was_recording:
-            self._engine.start()  # what is begun is ended, as it should
-        # Work that failed may have left the device unusable: what the host did is kept even so.
+            self._engine.start()  # so that it can be stopped
+        # Work that failed may have left the device unusable. Even so, the host's part is kept.
         with contextlib.suppress(RuntimeError) if error else contextlib.nullcontext():
             _synchronize()
         self._recording = False
@@ -225,7 +225,7 @@ class profile:
         if failures and not only_tell:
             raise failures[0]
 
-    # --- what was found --------------------------------------------------------------------------
+    # --- results ---------------------------------------------------------------------------------
 
     def _finished(self) -> Engine:
         if self._engine is None or not self._done:
@@ -280,7 +280,7 @@ class profile:
             shutil.copyfile(source, path)
 
     def save_tensorboard(self, folder: str | Path, force: bool = False) -> None:
-        """Writes a trace into a folder, for TensorBoard; what is there is left alone."""
+        """Writes a trace into a folder, for TensorBoard; other files are left alone."""
         source, folder = self._torch().path, Path(folder)
         check_folder(folder, force=True)
         with writing(folder):

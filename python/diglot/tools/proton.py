@@ -1,4 +1,4 @@
-"""Triton's profiler, Proton: started and ended around what is profiled, its tree of times read.
+"""Triton's profiler, Proton: starts and ends it around a profile, and reads its tree of times.
 
 Proton has no context manager: `triton.profiler.profile` is a decorator. What it writes, a tree in
 JSON in the form of the package hatchet, is read here without that package.
@@ -22,10 +22,10 @@ METADATA = "__proton_launch_metadata"  # what launches of Triton's compute for t
 
 @dataclass(frozen=True)
 class Node:
-    """A scope or a kernel, with what is in it.
+    """A scope or a kernel, with its parts.
 
     Attributes:
-        us: time on the GPU, of what is in it too, in microseconds.
+        us: time on the GPU with that of its parts, in microseconds.
         count: how many kernels ran.
         metrics: numbers that were given for it, such as "bytes".
     """
@@ -127,7 +127,7 @@ class Session:
 
 
 def scope(name: str, metrics: dict[str, float] | None) -> AbstractContextManager[Any]:
-    """A node of the tree around what is launched in it; nothing where there is no session."""
+    """A node of the tree around launches in its scope; nothing where there is no session."""
     from triton import profiler
 
     return profiler.scope(name, metrics)

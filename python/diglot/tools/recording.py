@@ -102,7 +102,7 @@ def _cuda_answers(calls: list[Call], architecture: str) -> list[Kernels]:
 
 
 def _triton_answers(calls: list[Call], architecture: str, stages: Sequence[str]) -> list[Kernels]:
-    """The same of Triton's; one that cannot be compiled does not keep others either."""
+    """Triton's likewise; one that cannot be compiled does not keep others either."""
     answers = []
     for call in calls:
         runs, uncalled = _try(plan_call, call, "triton", architecture)

@@ -46,16 +46,16 @@ class KernelResources:
             arrays that did not fit in registers.
         stack_bytes: stack frame per thread.
         shared_bytes: shared memory per block, static and dynamic.
-        load_bytes: width of the widest load from global memory; None if there is none.
-        store_bytes: width of the widest store to global memory; None if there is none.
+        load_bytes: width of the widest load from global memory; None without a load.
+        store_bytes: width of the widest store to global memory; None without a store.
         loads: the loads from global memory in its code: pairs of a width in bytes and how many
             instructions have it, widest first.
-        stores: the same of the stores.
-        instructions: how many there are of those that say much of a kernel: pairs of a name, for
-            accesses with their width in bits, such as ("LDG.128", 2), and a number.
+        stores: likewise, of the stores.
+        instructions: the numbers of those that say much of a kernel: pairs of a name and a number,
+            such as ("LDG.128", 2). Names of accesses have their width in bits.
         dynamic_shared_bytes: of the shared memory, what the launch adds.
         threads: of a block; None where no launch was looked at.
-        cluster_blocks: blocks of a cluster; 1 where there are none.
+        cluster_blocks: blocks of a cluster; 1 without clusters.
         products: the instructions of tensor cores in its code: pairs of a name with shape and
             types, such as ("HGMMA.64x128x16.F32.BF16", 8), and a number.
     """
@@ -176,7 +176,7 @@ def read_compiled(compiled: Any) -> CompiledKernel:
         sass = dump("-sass", str(cubin))
     stages["sass"] = "".join(read_listing(sass).values()).encode()
     # Not as cuobjdump calls it: one that is older than the ptxas in use leaves out the "a" of
-    # sm_90a (12.8, which Triton 3.6 has, of 13.0, which PyTorch's compiler has Triton use).
+    # sm_90a. Triton 3.6 has 12.8, and PyTorch's compiler has Triton use a ptxas of 13.0.
     (target,) = re.findall(r"^\.target (sm_\w+)", stages["ptx"].decode(), re.MULTILINE)
     (kernel,) = join(usage, sass, target).values()
     # A Triton kernel's shared memory is dynamic: the cubin does not tell its size.
@@ -226,7 +226,7 @@ class TensorLike:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an op, of which the kernels are asked.
+    """A call of an op whose kernels are asked for.
 
     Attributes:
         inputs: its inputs: tensors without data, or numbers.

@@ -24,7 +24,7 @@ LANES = {
 }
 UNTIMED = "not timed"
 LANE_HEIGHT = 0.8  # of the distance between lanes
-SEEN = 2000  # of so many parts of a run, one is about a pixel
+SEEN = 2000  # of this number of parts of a run, one is about a pixel
 LANE, FRAME = 0.2, 1.2  # inches: of a lane, and of what an axis has beside them
 
 

@@ -1,7 +1,8 @@
 """A trace of PyTorch's profiler, read back: what ran inside what, and which kernels it launched.
 
-The trace is the one thing that the profiler writes in a form of its own, and the same in all its
-versions: times to the nanosecond, Python's frames, operators, calls of the CUDA runtime, kernels.
+The trace is the one thing that the profiler writes in a form of its own, and in all its versions
+alike. It has times to the nanosecond, Python's frames, operators, calls of the CUDA runtime, and
+kernels.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ ON_CPU = 0  # "Device Type" of memory
 
 NO_OPERATOR = "(no operator)"
 BACKWARD = "autograd::engine::evaluate_function: "
-# Frames of the profiler itself; those that start a script; and what calls what is profiled, above
-# which nothing is shown.
+# Frames of the profiler itself; those that start a script; and the callers of the profiled code,
+# above which nothing is shown.
 _PROFILER = re.compile(
     r"(^|/)(torch/profiler/|torch/autograd/profiler\.py|diglot/tools/profiling\.py)"
     r"|^<built-in method _disable_profiler "
@@ -209,8 +210,8 @@ class Trace:
             # say: none lasts longer than what it began in.
             if entry.kind == "frame" and open_spans:
                 entry.end_us = min(entry.end_us, open_spans[-1].end_us)
-            # A scope ends later than the frame of its __enter__, in which it begins, and so is no
-            # part of it. A call's times are the CUDA library's, a little off.
+            # A scope ends later than the frame of its __enter__, in which it begins. So that frame
+            # is not its parent. A call's times are the CUDA library's, a little off.
             end = (entry.begin_us + entry.end_us) / 2 if entry.kind == "call" else entry.end_us
             entry.self_us = entry.us
             entry.parent = next((s for s in reversed(open_spans) if s.end_us >= end), None)
@@ -222,8 +223,8 @@ class Trace:
     def _computing(self) -> list[Span]:
         """Launchers of diglot's, and operators that would launch one kernel on a GPU, about.
 
-        That is those that call no other that computes, but for copies and fills: on the CPU
-        operators prepare their arguments and results by those. Of nested ones the outermost.
+        Those call no other that computes, except copies and fills: on the CPU operators prepare
+        their arguments and results by these. Of nested ones the outermost counts.
         """
         computing = [
             s for s in self.spans if s.is_own or (s.kind == "operator" and _has_kernel(s.name))

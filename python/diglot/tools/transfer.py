@@ -48,7 +48,7 @@ class Copies:
     """Copies in chunks between pinned memory and devices, each direction in a stream of its own.
 
     Args:
-        devices: one GPU or several, each of which gets a share of the bytes.
+        devices: one GPU, or several, which share the bytes.
         source: pinned memory that is copied to the devices: torch.uint8, one dimension. Random
             bytes, if the figures are to hold for data.
         target: pinned memory that is copied to, as large.
@@ -179,8 +179,8 @@ def host_ceiling(
 
     Args:
         source: numpy.uint8, of one dimension.
-        targets: makes what is copied to, anew for each copy: a new map of a file, say, whose pages
-            there are not yet; or always the same array. What that takes does not count.
+        targets: makes the target of each copy: a new map of a file, say, whose pages are not there
+            yet; or always the same array. Its time does not count.
         threads: numbers of them to try; more than twice the processor's are left out.
 
     Returns:

@@ -34,7 +34,7 @@ from diglot.tools.op_sources import sources_hash
 
 BUDGET_MS = 15  # of device time, for each plan
 ROUNDS = 2
-ALLOWED = 8  # roundings of the largest value by which two plans' results may differ
+ALLOWED = 8  # roundings of the largest value: two plans' results may differ by these
 
 
 @dataclass
@@ -156,7 +156,7 @@ def compile_call(call: Callable[[], Any], device: Device | None = None) -> None:
     Nothing runs. Triton of the same version takes them from there, on another machine too.
 
     Args:
-        call: what is called. Its tensors may be on any device, if `device` is given.
+        call: a function that makes it. Its tensors may be on any device, if `device` is given.
         device: the GPU that is planned for; by default the current one.
     """
     with use_plans("model"), plan_runs(device) as runs:
@@ -167,14 +167,14 @@ def compile_call(call: Callable[[], Any], device: Device | None = None) -> None:
 
 
 def _compile(candidates: Iterable[Candidate], device: Device | None = None) -> None:
-    """Compiles Triton's plans by several threads: half of the time goes to what is not Python."""
+    """Compiles Triton's plans by several threads: half of the time is not Python's."""
     from triton.backends.compiler import GPUTarget
 
     major, minor = torch.cuda.get_device_capability() if device is None else (0, 0)
     target = GPUTarget("cuda", device.architecture if device else 10 * major + minor, 32)
 
     def compile_launch(launch: Any) -> None:
-        with contextlib.suppress(Exception):  # who measures it will say what is wrong
+        with contextlib.suppress(Exception):  # the measurement will say why
             launch.specialization.compile(target)
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -331,7 +331,7 @@ _seen: set[Any] = set()
 def tune_if_new(record: LastRun, arguments: tuple[Any, ...]) -> None:
     """Tunes a launch that has just run, unless its problem was measured, here or before.
 
-    Where plans are not chosen by measured times, it is not known what was measured before.
+    Where plans are not chosen by measured times, earlier measurements are not known.
 
     With DIGLOT_TUNE=1 this follows every launch. In a process group rank 0 alone tunes.
     """
@@ -378,7 +378,7 @@ def gpu_name() -> str:
 
 @functools.cache
 def run_facts(backend: str, op: str) -> Mapping[str, Any]:
-    """What a file says of a run of an op: when, on what, by which versions and sources."""
+    """What a file says of a run of an op: date, GPU, versions and sources."""
     from diglot.bench.evidence import versions
 
     return {

@@ -61,7 +61,7 @@ OPERATIONS: dict[str, dict[str, str] | str] = {
 
 
 def find(op: str, direction: str) -> str | None:
-    """What is counted in a direction such as "forward" or "forward, bias"; None if unknown."""
+    """The counted operations of a direction such as "forward, bias"; None if unknown."""
     of = OPERATIONS.get(op)
     return of.get(direction.partition(",")[0]) if isinstance(of, dict) else of
 

@@ -18,7 +18,7 @@ def render(results: Results, sources: str = "") -> str:
     """The page of results, as HTML.
 
     Args:
-        sources: the hash of the sources at hand: what was measured with others is marked as stale.
+        sources: the hash of the sources at hand. Results of other sources are marked as stale.
 
     Raises:
         ImportError: Jinja or matplotlib is not installed.

@@ -22,7 +22,7 @@ Roofs = Mapping[str, tuple[str, Callable[[float], float]]]
 
 @dataclass(frozen=True)
 class Place:
-    """A case in a roofline: TFLOP/s by provider, at so many operations per byte."""
+    """A case in a roofline: TFLOP/s by provider, at its operations per byte."""
 
     name: str
     counted: str

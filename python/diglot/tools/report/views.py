@@ -62,11 +62,11 @@ class Page:
 
 
 def page_of(results: Results, sources: str = "") -> Page:
-    """What is shown of results.
+    """The page of results.
 
     Args:
-        sources: the hash of the sources at hand: what was measured with others is stale. "" if
-            that is not known.
+        sources: the hash of the sources at hand. Results of others are stale. "" if it is not
+            known.
     """
     gpus = Counter(file.gpu for file in results.files).most_common()  # of most results first
     machines = [
@@ -126,7 +126,7 @@ def _tiles(files: Sequence[File], ops: int, sources: str) -> list[tuple[str, str
 
 
 def _stale(files: Sequence[File], sources: str) -> str:
-    """What is said where results of these files are shown; "" if none is known to be stale."""
+    """A remark beside results of these files; "" if no file is known to be stale."""
     count = sum(bool(file.sources and sources and file.sources != sources) for file in files)
     if not count:
         return ""
@@ -177,7 +177,7 @@ def _ranking(
 
 
 def _columns(titles: Sequence[str]) -> list[Column | str]:
-    """Columns of numbers, but for the first."""
+    """Columns of numbers after a first of texts."""
     return [titles[0], *map(Column, titles[1:])]
 
 
@@ -201,7 +201,7 @@ def _measured(rows: Iterable[Row], peak: float | None) -> Table:
 
 
 def _about(files: Sequence[File], rows: Sequence[Row]) -> list[str]:
-    """How much was measured, when and of which commits, and how many bars are met."""
+    """The number of measurements, their date and commits, and how many bars are met."""
     commits = dict.fromkeys(file.commit[:12] for file in files if file.commit)
     parts = dict.fromkeys(file.incomplete for file in files if file.incomplete)
     met = [bar["met"] for row in rows for bar in row["bars"]]
