@@ -17,7 +17,7 @@ from diglot.bench.reports import label
 
 @dataclass(frozen=True)
 class Line:
-    """All rows of an op and a language of which a bar asks for the same.
+    """All rows of an op and a language that share a bar and its bound.
 
     Attributes:
         worst: what the row that is furthest from the bound reaches, and that row. It is one without

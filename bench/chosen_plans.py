@@ -20,8 +20,9 @@ from diglot.tools.tune import choices_of, launches_of, tune_launch
 
 SHAPES = 12
 ROUNDS = 4  # of the search: each varies every tunable of the best plan so far
-# The least geometric mean and the least share of all, of a chosen plan; the least geometric mean of
-# the planner's own, which a GPU without a store has.
+
+# The bars of a chosen plan: the least geometric mean, and the least share of all. Then the least
+# geometric mean of the planner's own plan, which a GPU without a store has.
 CHOSEN_MEAN, CHOSEN_WORST = 0.97, {"cuda": 0.90, "triton": 0.88}
 OWN_MEAN = 0.92
 
@@ -34,7 +35,7 @@ def shapes(op: str, seed: int) -> list[tuple[tuple[int, int], torch.dtype]]:
 def judge(
     op: str, case: Case, call: Callable[[], Any], tell: Callable[[str], None] = lambda _: None
 ) -> Iterator[Row]:
-    """The times of a call's launches, but for those that the store has measured."""
+    """The times of a call's launches, except those that the store has measured."""
     choices = {choice.problem: choice for choice in choices_of(call)}
     for problem, record, arguments in launches_of(call):
         choice = choices.get(problem)

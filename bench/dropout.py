@@ -1,4 +1,4 @@
-"""dropout: cases, providers, bars. Ours are called as by a user, without a seed."""
+"""dropout: cases, providers, bars. Ours are called without a seed, as users do."""
 
 from __future__ import annotations
 

@@ -32,14 +32,14 @@ def find_tree() -> Path | None:
 
 ROOT = find_tree()
 RESULTS = (ROOT or Path.cwd()) / "bench/results"
-# What can change the outcome of a test or a measurement: the package; how it is built and run
-# (pyproject.toml has pytest's options too); the tests; the examples, which tests compile and read;
-# the benchmarks' cases and their harness. A file too many costs a run that was not needed; one too
-# few lets an old result pass for this tree's.
+# What can change the outcome of a test or a measurement. That is the package, and how it is built
+# and run (pyproject.toml has pytest's options too). It is the tests, the examples, which tests
+# compile and read, and the benchmarks. A file too many costs a run that was not needed; one too few
+# lets an old result pass for this tree's.
 #
 # Not documentation, nor the results, which would make each other stale: documents hold tables of
-# them, although a test runs its snippets. Not requirements-dev.txt: what was installed stands
-# beside the hash (`versions`), and where there is a GPU it often comes from elsewhere.
+# them, although a test runs its snippets. Not requirements-dev.txt: the installed versions stand
+# beside the hash (`versions`), and where there is a GPU they often come from elsewhere.
 SOURCES = (
     "Makefile",
     "bench",

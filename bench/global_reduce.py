@@ -1,7 +1,7 @@
 """What the benchmarks of global_softmax and standardize share: cases, providers, bars.
 
-An array is reduced as a whole and then mapped, so that up to the size of the L2 cache the question
-is how often memory is read, and how many launches that takes: all sides run in a CUDA graph.
+An array is reduced as a whole and then mapped. Up to the size of the L2 cache the question is how
+often memory is read, and in how many launches. All sides run in a CUDA graph.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""global_softmax: what is called, and what it is compared with."""
+"""global_softmax: its calls, and those of its peers."""
 
 from __future__ import annotations
 

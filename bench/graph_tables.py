@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def graphs_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
-    """What was reached of the bars, every time and size, and timelines."""
+    """The bars with their values, every time and size, and timelines."""
     lines: list[str] = []
     for report in reports:
         rows = report["rows"]

@@ -77,7 +77,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-4, fused=True, capturable=True)
 
     def pair(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a batch: what is compiled."""
+        """The loss of a batch, which torch.compile compiles."""
         return self.loss(self.model(inputs), targets)
 
     def eager(self, pair: Pair, clip: Callable[..., object]) -> Callable[[], Tensor]:
@@ -284,7 +284,7 @@ def memory() -> Iterator[Row]:
 
 
 def parts() -> dict[str, Part]:
-    """What is measured, by name, the shortest first."""
+    """The parts of the measurement by name, the shortest first."""
     from diglot.bench import graphs_serving, graphs_structure
 
     return {

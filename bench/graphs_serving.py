@@ -98,7 +98,7 @@ def requests() -> Iterator[Row]:
 
 
 def compiled_requests() -> Iterator[Row]:
-    """The same of the compiled encoder, padded to the same buckets."""
+    """Likewise by the compiled encoder, padded to the same buckets."""
     name, other = f"graphs{COMPILED}", "reduce-overhead"
     rows = _served("compiled requests", (other, name))
     judge(rows[name], f"p50 over {other}", speed(rows, name, other), 1.0)

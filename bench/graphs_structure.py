@@ -82,7 +82,7 @@ def updates() -> Iterator[Row]:
 
 
 def parts() -> dict[str, Any]:
-    """What is measured, by name."""
+    """The parts of the measurement, by name."""
     return {
         "branches": branches,
         "next batch": next_batch,

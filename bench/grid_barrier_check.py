@@ -78,7 +78,7 @@ def _call(backend: str, barrier: str, case: Case, tensors: Tensors) -> Call:
         run(backend, name, name, slots, barrier, what, mismatches)
         return mismatches
 
-    start("check")  # what is verified
+    start("check")  # which is verified
     return lambda: start("wait")
 
 

@@ -55,7 +55,7 @@ def _flops(case: Case, tensors: Tensors) -> int:
 
 
 def _square(elements: int) -> tuple[int, int, int, int]:
-    """Four groups of square matrices of at most so many elements in all."""
+    """Four groups of square matrices of at most this number of elements in all."""
     side, *_ = products.square(elements // 4)
     return 4, side, side, side
 

@@ -26,7 +26,7 @@ RANKED = ("formula", "torch", "torch.compile", "triton", "cuda")
 # are. It is done without the compiler's CUDA graphs, which copy their inputs in every call.
 AUTOTUNED = "max-autotune"
 MODES = {"torch.compile": "default", AUTOTUNED: "max-autotune-no-cudagraphs"}
-# On which the caches are cold, and what is timed is one call.
+# Timers of one call on cold caches.
 COLD = ("device", "captured")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # where nothing is measured
@@ -60,9 +60,9 @@ class Case:
 
     Attributes:
         direction: "forward" or "backward".
-        timer: "device" (cold cache), "captured" (the same of a call that is a CUDA graph), "warm"
-            (each call after one of the same), "graph" (in a CUDA graph of many, warm) or "host"
-            (cost of the call).
+        timer: "device": on a cold cache. "captured": likewise, of a call that is a CUDA graph.
+            "warm": each call after an equal one. "graph": in a CUDA graph of many, warm. "host":
+            the host's time.
         autotuned: whether it asks for the provider `AUTOTUNED`.
     """
 
@@ -116,7 +116,7 @@ class Benchmark:
         prepare: of an op in place: before each timed call, untimed.
         flops: of an op that is bound by arithmetic: its operations.
         shape: from a number of elements, the shape of a sweep; None: sizes cannot be chosen.
-        takes: whether a case can be: of which shapes, say.
+        takes: whether a case can be, by its shape, say.
         operands: from a case and its tensors, what functions given to `way` take.
         keywords: from a case, their keyword arguments.
         setting: in which a case is measured, such as PyTorch's switches.
@@ -124,8 +124,7 @@ class Benchmark:
         ranking: cases of the ranking; None: those of its sizes.
         code: by provider, the functions that a user writes or calls for it.
         absent: peers that are not installed, and by what name they would be imported.
-        how: by provider, what is to be known of its way, for tables: a few words, and after a colon
-            more of them.
+        how: by provider, a remark for tables: a few words, and after a colon more of them.
     """
 
     op: str
@@ -192,7 +191,7 @@ class Benchmark:
             return functools.partial(function, *taken, **self.keywords(case))
 
     def compiled(self, functions: Mapping[str, Function], **how: Any) -> None:
-        """Adds functions that `torch.compile` compiles, anew for each case, in each of `MODES`."""
+        """Adds functions that `torch.compile` compiles, again for each case, in each of `MODES`."""
         for name, mode in MODES.items():
             self.way(name, functions, mode=mode, **how)
             self.how[name] = f"mode {mode}"
@@ -213,12 +212,12 @@ class Benchmark:
     ) -> Callable[[Callable[[Any], Mapping[str, Function]]], Callable]:
         """Decorator: another package's kernels, if it is installed, as a provider.
 
-        What is decorated returns their functions by direction, from the module that has them. What
-        goes wrong, from its import on, is said in the provider's rows.
+        The decorated function returns theirs by direction, from the module that has them. The
+        provider's rows tell errors, from the import on.
 
         Args:
-            module: the name by which it is imported.
-            takes: of which cases it is known that they can be.
+            module: the name to import.
+            takes: whether a case is known to be possible.
             operands: other ones than the benchmark's.
         """
         package = module.partition(".")[0]
@@ -270,7 +269,7 @@ def bytes_moved(case: Case, tensors: Tensors) -> int:
 
 
 def rows_of(elements: int) -> tuple[int, ...]:
-    """The shape of so many elements in rows of 4096, of which there is one at least."""
+    """The shape of a number of elements in rows of 4096, one row at least."""
     return max(1, elements // 4096), min(elements, 4096)
 
 

@@ -50,7 +50,7 @@ class Instruments:
     Attributes:
         check: raises RuntimeError where nothing is timed.
         timers: by a case's timer: from calls by name and what prepares each, untimed, their times.
-        copy: from bytes and a dtype, a call that copies so many.
+        copy: from a number of bytes and a dtype, a call that moves these.
         product: from a dtype, a call that multiplies matrices, and its operations.
         host_us: from a call and the device's time for it, the host's.
         launches: kernels, copies and fills that a call gives the device.

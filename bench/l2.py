@@ -33,7 +33,7 @@ BAR = 1.2  # speed that the best cell of the walks and the pass together must re
 
 @dataclass(frozen=True)
 class Workload:
-    """What is timed: the hot tensor, the pieces of a turn by name, whether results are right."""
+    """A workload: the hot tensor, the pieces of a turn by name, whether results are right."""
 
     name: str
     hot: torch.Tensor

@@ -166,7 +166,7 @@ def _measured(row: Row | None) -> list[str]:
 
 
 def render() -> dict[Path, str]:
-    """The page with its tables made anew."""
+    """The page with new tables."""
     assert ROOT is not None, "the page is that of a source tree"
     path = ROOT / "docs/ladder.md"
     return {path: put(path.read_text(), "ladder", markdown(committed(RESULTS)))}

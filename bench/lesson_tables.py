@@ -24,7 +24,7 @@ Reports = Sequence[Mapping[str, Any]]
 
 
 def render() -> dict[Path, str]:
-    """The page with its figures made anew."""
+    """The page with new figures."""
     assert ROOT is not None, "the page is that of a source tree"
     path = ROOT / "docs/lessons.md"
     return {path: with_figures(path.read_text(), committed(RESULTS))}

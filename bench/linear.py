@@ -31,7 +31,7 @@ SEED, CASES = 26, 60
 MOST_TOKENS = 1 << 14
 MOST_BYTES = 4 << 30  # of input, weight and output
 BIAS, GELU = "bias", "bias and GELU"  # what an option says of a layer that has more than a product
-WITH_BIAS = 4  # one layer in so many: models.json does not say which have one
+WITH_BIAS = 4  # one layer in this number: models.json does not say which have one
 TOKENS = 8192
 # By K, the bounds of the speed over PyTorch's two kernels.
 GELU_BARS = {1024: (1.25, 1.20), 2048: (1.12, 1.08), 4096: (1.04, 1.02)}

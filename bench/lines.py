@@ -17,7 +17,7 @@ from diglot.bench.evidence import find_tree
 from diglot.bench.harness import OURS, RANKED, Benchmark, Function
 from diglot.tools.op_sources import closure, folder_of, modules
 
-# What is beside the table of them.
+# The text beside their table.
 RULE = (
     "Lines that hold code. For a kernel they are its op's file, and the functions that it takes "
     "from another op's file. A function that serves two ops counts for both. The number in "
@@ -133,9 +133,9 @@ def _reexported(folder: Path, path: Path) -> int:
 def lines_of(benchmark: Benchmark) -> dict[str, dict[str, int]]:
     """By provider of the ranking: its lines, as `RULE` says.
 
-    "own" are the lines of the op alone, "with_shared" those with what ops share with each other;
-    "calls", of what is not a kernel, says how many of its functions are only called. CUDA's sources
-    are not installed, and are counted where the source tree is.
+    "own" are the lines of the op alone. "with_shared" adds those that ops share with each other.
+    "calls" says how many functions are only called, where there is no kernel. CUDA's sources are
+    not installed, and are counted where the source tree is.
     """
     found: dict[str, dict[str, int]] = {}
     for name in RANKED:

@@ -1,4 +1,4 @@
-"""log_softmax: what is called, and what it is compared with."""
+"""log_softmax: its calls, and those of its peers."""
 
 from __future__ import annotations
 

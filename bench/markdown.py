@@ -14,7 +14,7 @@ def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
 
 
 def pivot(title: str, cells: Mapping[tuple[str, str], str]) -> list[str]:
-    """The same of cells by row and column, both in the order in which they come first."""
+    """Such lines of cells by row and column, both in the order of their first cells."""
     rows, columns = (dict.fromkeys(key[axis] for key in cells) for axis in (0, 1))
     body = [[row, *(cells.get((row, column), NOTHING) for column in columns)] for row in rows]
     return table([title, *columns], body)
@@ -23,7 +23,7 @@ def pivot(title: str, cells: Mapping[tuple[str, str], str]) -> list[str]:
 def by_gpu(
     reports: Sequence[Mapping[str, Any]], tables: Callable[[list[dict[str, Any]]], Iterable[str]]
 ) -> str:
-    """What is made of the rows of reports, for each GPU, below the dates and commits of these."""
+    """Tables of the rows of reports, for each GPU, below the dates and commits of these."""
     lines: list[str] = []
     for gpu in dict.fromkeys(report["gpu"] for report in reports):
         of_gpu = [report for report in reports if report["gpu"] == gpu]

@@ -72,7 +72,7 @@ def _gradients(result: Tensor, tensors: Tensors, grad: Tensor) -> Tensors:
 
 
 def _both(layers: Function) -> Mapping[str, Function]:
-    """The function of the layers, and a step of it. What is compiled is the layers alone."""
+    """The function of the layers, and a step of it. torch.compile compiles the layers alone."""
 
     def step(grad: Tensor, *tensors: Tensor, **options: str) -> Tensors:
         return _gradients(layers(*tensors, **options), tensors, grad)

@@ -59,7 +59,7 @@ class Reached:
 
     Attributes:
         value: a ratio, or a share of the cases; None where no case tells.
-        bound: the bar; None: there is none.
+        bound: the bar; None: no bar is set.
         lacks: whether a case has no value, so that the bar is missed whatever the others reach.
     """
 

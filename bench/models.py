@@ -34,7 +34,7 @@ SMALL_BYTES = 4 << 20
 MOST_BYTES, LEAST_BYTES = 512 << 20, 8 << 10  # of an input
 MOST_TOKENS = 1 << 16
 ODD_ROWS = ((7, 1000003), (100003, 77), (8191, 4097), (4096, 12289), (33333, 769))
-FLOAT32 = 4  # one case in so many
+FLOAT32 = 4  # one case in this number
 CASES = 40
 CASE = ("direction", "dtype", "shape", "options", "timer")
 
@@ -71,7 +71,7 @@ def shapes_of(config: dict[str, Any], tokens: Sequence[int] = (1, 256, 4096)) ->
 
 
 def draw(seed: str, count: int = CASES) -> list[tuple[tuple[int, int], torch.dtype]]:
-    """So many shapes (rows, length) and dtypes, the same for the same seed."""
+    """A number of shapes (rows, length) and dtypes, the same for the same seed."""
     chance = random.Random(seed)
     models = published()
     drawn: list[tuple[tuple[int, int], torch.dtype]] = []
@@ -165,7 +165,7 @@ def known(
 
 
 def compile_beforehand(ops: Sequence[str], seed: int, jobs: int) -> None:
-    """Fills the compilers' caches by so many processes: each calls what it compiles once."""
+    """Fills the compilers' caches in some processes: each calls once what it compiles."""
     command = [sys.executable, "-m", "diglot.bench.models", str(seed), str(jobs)]
     workers = [subprocess.Popen([*command, str(i), *ops]) for i in range(jobs)]
     for worker in workers:

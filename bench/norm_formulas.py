@@ -53,7 +53,7 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) ->
 def add_layer_norm_gradient(
     grad: Tensor, grad_sum: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
 ) -> Tensors:
-    # The sum in float32, of which the gradient is not rounded before it is added to.
+    # The sum in float32: its gradient is not rounded before the addition.
     of_sum, *rest = layer_norm_gradient(grad, x.float(), mean, rstd, weight)
     return (of_sum + grad_sum.float()).to(x.dtype), *rest
 

@@ -1,8 +1,8 @@
-"""What the benchmarks of the norms share: tensors, providers, what is counted and checked.
+"""What the benchmarks of the norms share: tensors, providers, counts and checks.
 
 Shapes and bars are those of bench/rows.py. A backward pass is timed by its operator, with the
-gradients of the weight and the bias; of bytes, the weight and the bias and what is of a row are
-left out. Peers are called by the functions below their autograd functions.
+gradients of the weight and the bias. The count of bytes leaves out the weight, the bias and numbers
+of whole rows. Peers are called by the functions below their autograd functions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Operands:
     """The tensors of a case, by name, and of a backward pass what the forward one saved.
 
     Attributes:
-        arrays: the input, and the residual if there is one; of a backward pass the gradient of the
+        arrays: the input, and the residual if there is one. Of a backward pass: the gradient of the
             output, that of the sum or None, and the input or the sum.
         weight: (n,).
         bias: (n,); None of an RMS norm.
@@ -103,7 +103,7 @@ class _Norm:
         if case.direction != "backward":
             return Operands(arrays, weight, bias)
         grad, *sums, x = arrays
-        # Row by row in double precision, of which a few at a time take little memory.
+        # Row by row in double precision: a few rows at a time take little memory.
         exact = Exact(x, None, None, 1, EPS, self.centered)
         mean, rstd = (of.flatten().float() for of in (exact.mean, exact.rstd))
         arrays = (grad, sums[0] if sums else None, x)
@@ -140,7 +140,7 @@ class _Norm:
         return made if self.fused else (made,)
 
     def gradient_written_out(self, of: Operands) -> Any:
-        """The same of the backward pass."""
+        """That of the backward pass."""
         grad, *more, x = (array for array in of.arrays if array is not None)
         return self.formula_gradient(grad, *more, x, *of.statistics, of.weight)
 
@@ -155,7 +155,7 @@ class _Norm:
         return self.backward(*of.arrays, of.stacked, of.weight, *dtypes, EPS, backend)
 
     def judge(self, case: Case, tensors: Tensors, call: Call) -> ErrorOf:
-        """The worst error of all results; what is expected of a case is computed once."""
+        """The worst error of all results. The right results of a case are computed once."""
         if tensors is not self.judged:
             self.expected = []
             self.expected = self._expect(case, self.operands(case, tensors))
@@ -201,7 +201,7 @@ def benchmark_of(centered: bool, fused: bool) -> Benchmark:
     formulas = [norm.formula, norm.formula_gradient]
     made.ours(ways(norm.ours, norm.our_gradient))
     made.way("torch", ways(norm.eager, norm.eager_gradient), code=called)
-    # As softmax, the op itself is what is compiled.
+    # The op itself is compiled, as of softmax.
     made.compiled(
         {"forward": norm.eager, "backward": norm.gradient_written_out},
         code=[*called, norm.formula_gradient],

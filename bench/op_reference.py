@@ -27,7 +27,7 @@ def sections(docstring: str) -> dict[str, str]:
 
 
 def entries(section: str) -> Iterator[tuple[str, str]]:
-    """The names of a section, each with what is said of it."""
+    """The names of a section, each with its text."""
     _, *rest = ENTRY.split(section)
     yield from zip(rest[::2], map(_one_line, rest[1::2]), strict=True)
 

@@ -1,6 +1,6 @@
 """Pictures of results of ops: speed or time by case, with what a device copy reaches.
 
-`python bench/plots.py` draws pictures of the documents anew: those of pipelines from the committed
+`python bench/plots.py` draws pictures of the documents: those of pipelines from the committed
 results, and that of errors from a comparison, which it runs. `pictures.py` has those of speed.
 """
 
@@ -183,7 +183,7 @@ def _sweep(figure: Any, panels: Sequence[list[Row]]) -> None:
 
 
 def main() -> None:
-    """Draws the documents' pictures of what was measured."""
+    """Draws the documents' pictures of errors and of pipelines."""
     from diglot.pipeline.report import PipelineReport
 
     assert ROOT is not None, "the documents are those of a source tree"

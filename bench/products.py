@@ -42,7 +42,7 @@ def flops(case: Case, tensors: Tensors) -> int:
 
 
 def square(elements: int) -> tuple[int, int, int]:
-    """Square matrices of at most so many elements, with sides that are powers of two."""
+    """Square matrices of at most this number of elements. Sides are powers of two."""
     side = 1 << (max(1, elements).bit_length() - 1) // 2
     return side, side, side
 
@@ -112,7 +112,7 @@ def around(
         torch_function: PyTorch's own.
         formula: the definition, a kernel for each operation in eager PyTorch.
         shapes: of a case's tensors.
-        cases: what is measured.
+        cases: its own cases.
     """
     made = Benchmark(
         op=op,

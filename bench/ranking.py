@@ -20,7 +20,7 @@ TITLES = {
     "triton": "Triton",
     "cuda": "CUDA",
 }
-# What is saved: a row's figure, its title, and how it is written.
+# The savings that are shown: a row's figure, its title, and how it is written.
 SAVED = (("launches", "launches saved", "d"), ("host_us", "host µs saved", ".3g"))
 LINES_HEADER = ("lines of code", *(TITLES[name] for name in RANKED))
 

@@ -70,7 +70,7 @@ def write_report(op: str, rows: Sequence[Row], folder: Path | None = None, **fac
 
 
 def write_csv(rows: Iterable[Row], path: Path) -> None:
-    """Writes rows as CSV: a column for each figure, empty where there is none."""
+    """Writes rows as CSV: a column for each figure, empty where a row lacks it."""
     with writing(path), path.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore")
         table.writeheader()
@@ -162,7 +162,7 @@ def _moved(case: Mapping[str, Row]) -> float:
 
 
 def measured_on(reports: Sequence[Mapping[str, Any]]) -> str:
-    """On what reports were measured, when and of which commits: every one that there is."""
+    """The GPUs, versions, dates and commits of reports: every one."""
 
     def all_of(texts: Iterable[str | None]) -> str:
         return ", ".join(sorted({str(text) for text in texts}))
@@ -182,7 +182,7 @@ def measured_on(reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def incomplete(reports: Iterable[Mapping[str, Any]]) -> str:
-    """Of which reports a part is missing, since the run was ended; "" of none."""
+    """The reports that lack a part, since the run was ended; "" if none does."""
     parts = [f"{of['op']} ({of['incomplete']})" for of in reports if of.get("incomplete")]
     return f"incomplete: {', '.join(parts)}" if parts else ""
 

@@ -16,7 +16,7 @@ from diglot.files import json_files
 from diglot.tools import ceilings
 
 OF_OPS = "results/*/*.json"
-LARGEST = 1e30  # far beyond what is measured
+LARGEST = 1e30  # far beyond all measurements
 ALIKE = 1 + 1e-9
 NOT_FINITE = ("inf", "nan")  # which JSON's numbers are not: diglot.files.for_json
 # What a file of measurements says beside its rows, and what any file may say.
@@ -59,7 +59,7 @@ class File:
 
 @dataclass(frozen=True)
 class Results:
-    """What was read, and of folders what was left out: a file's path and the reason."""
+    """The files that were read, and those that were left out: a path and the reason."""
 
     files: tuple[File, ...]
     left_out: tuple[tuple[str, str], ...] = ()
@@ -98,7 +98,7 @@ def read_reports(path: Path) -> list[dict[str, Any]]:
     """The results of ops in a file, or in the files below a folder.
 
     Raises:
-        ValueError: there is none, or one that cannot be read.
+        ValueError: there are no results, or a file cannot be read.
     """
     found = [file.content for file in read([path], OtherFile).files if file.kind == "ops"]
     if not found:

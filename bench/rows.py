@@ -1,8 +1,8 @@
 """What the benchmarks of row-wise ops share: shapes, providers, bars.
 
-A row is read once, and its kernel is bound by memory: on an otherwise idle GPU the question is what
-share of a copy's speed it reaches, and how it compares with the best that PyTorch, its compiler and
-other packages have.
+A row is read once, and its kernel is bound by memory. On an otherwise idle GPU there are two
+questions. Which share of a copy's speed does it reach? And how fast is it beside the best of
+PyTorch, its compiler and other packages?
 """
 
 from __future__ import annotations

@@ -34,12 +34,12 @@ from diglot.tools.measure import Timing
 from diglot.tools.tune import choices_of
 
 # Ours have no speed unless every element is within the tolerance. Peers round as they please, and
-# after each step of a formula: they are only held to an error that is small beside the largest
-# value that a result has, which tells a wrong kernel from an inaccurate one; their worst error is
-# written beside their time.
+# after each step of a formula. They are only held to an error that is small beside the largest
+# value of a result. That tells a wrong kernel from an inaccurate one. Their worst error is written
+# beside their time.
 PEER_ERROR = 1 / 16
-# With cold caches nothing moves its bytes at so many times the speed of a copy: what seems to was
-# not waited for. (Bytes that are counted twice may come from the L2 cache the second time.)
+# With cold caches nothing moves its bytes at this multiple of a copy's speed: its end was not
+# waited for. (Bytes that are counted twice may come from the L2 cache the second time.)
 TOO_FAST = 2.0
 REASON_LENGTH = 200
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in messages of some packages
@@ -311,7 +311,7 @@ def _failed_call(error: BaseException | None) -> BaseException | None:
 def _timings(
     timer: Timer, calls: Mapping[str, Call], prepare: Call | None, rows: Rows
 ) -> dict[str, Timing]:
-    """The times of calls; one that fails in the middle is left out, and the rest timed anew."""
+    """The times of calls; one that fails in the middle is left out, and the rest timed again."""
     remaining = dict(calls)
     told_apart = False  # which takes the host time, and so is only done after a failure
     while remaining.keys() - set(CEILINGS):

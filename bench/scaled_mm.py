@@ -139,7 +139,7 @@ benchmark = Benchmark(
 benchmark.ours({"forward": diglot.scaled_mm})
 
 
-# Of which cases each way differs.
+# The cases that differ from each way.
 DIFFERS: dict[str, Callable[[Case], bool]] = {
     ONE_SCALE: lambda case: _form(case) == ROW,
     FAST: lambda case: _form(case) == MATRIX and not _is_fast(case),

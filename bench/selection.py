@@ -23,7 +23,7 @@ from diglot.reference.specs import all_op_names
 
 # A benchmark has the name of its op's files.
 OPS = all_op_names()
-# What is no op, and measures and writes by itself.
+# These are no ops, and measure and write by themselves.
 APART = ("graphs", "l2", "stream_cases", "stream_map")
 
 MOST_ELEMENTS = 1 << 40
@@ -34,14 +34,14 @@ RANKED_DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Selection:
-    """Which cases; what is empty or None leaves all.
+    """The chosen cases; an attribute that is empty or None leaves all.
 
     Attributes:
         sizes: numbers of elements, likewise; the benchmark makes shapes of them.
         timer: in place of that of cases timed on the device.
         ranking: whether the cases are those of the ranking, and the providers its five.
-        models: the seed by which shapes of published models are drawn, in place of the
-            benchmark's own cases.
+        models: a seed, which draws shapes of published models in place of the benchmark's own
+            cases.
         plans: a way to choose plans, under which our kernels are timed beside their usual plans.
     """
 

@@ -1,4 +1,4 @@
-"""One call of `diglot bench`: what is to be measured, what was, and what is kept of it."""
+"""One call of `diglot bench`: its plan, its measurements, and the files that keep them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from diglot.tools import measure
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured.
+    """The benchmarks and cases to measure.
 
     Attributes:
-        apart: the names of what measures and writes by itself.
+        apart: the names of benchmarks that measure and write by themselves.
         folder: where results of each op go, as it is done; None: nowhere.
     """
 
@@ -50,11 +50,11 @@ class Plan:
 
 @dataclass
 class Done:
-    """What was measured, or read.
+    """Results that were measured, or read.
 
     Attributes:
         lines: lines of code by op and provider, of a ranking.
-        incomplete: what was not measured, in words; None if all was.
+        incomplete: the missing measurements, in words; None if all were made.
         interrupted: whether that is so by Ctrl-C.
     """
 
@@ -79,7 +79,7 @@ class Done:
 def plan(
     ops: Sequence[str], selection: Selection, results: Path | None = None, force: bool = False
 ) -> Plan:
-    """What is measured of ops, by default of all that have such cases.
+    """The plan for ops, by default for all that have such cases.
 
     Args:
         results: a folder for the results of each GPU, in a folder of its name.
@@ -151,7 +151,7 @@ def check_same_gpu(older: Sequence[Mapping[str, Any]], gpu: str | None) -> None:
 def compile_in_this_process() -> None:
     """Has torch.compile start no workers, unless a variable says how many.
 
-    Workers take the host's time from what is measured first: cases of less than 100 us came out
+    Workers take the host's time from the first measurements: cases of less than 100 us came out
     several times slower than in other runs.
     """
     import torch._inductor.config as inductor
@@ -164,7 +164,7 @@ def read(paths: Iterable[Path], ops: Sequence[str]) -> Done:
     """Results from files or folders, of the ops named or of all.
 
     Raises:
-        ValueError: there is none, one cannot be read, or they are of several GPUs.
+        ValueError: there are no results, a file cannot be read, or they are of several GPUs.
     """
     reports = [report for path in paths for report in read_reports(path)]
     gpus = list(dict.fromkeys(report["gpu"] for report in reports))
@@ -190,7 +190,7 @@ def measure_all(
     tell: Callable[[str], None],
     instruments: Instruments | None = None,
 ) -> Done:
-    """Measures, and keeps what was measured however it ends."""
+    """Measures, and keeps the results however it ends."""
     instruments = instruments or GPU
     instruments.check()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -245,7 +245,7 @@ def measure_all(
 
 
 def _keep(plan: Plan, done: Done, benchmark: Benchmark, rows: Sequence[Row], count: int) -> Path:
-    """Writes what was measured of an op, so many cases, where there is a folder; returns where."""
+    """Writes the results of some of an op's cases, if there is a folder; returns where."""
     path = (plan.folder or Path()) / f"{benchmark.op}.json"
     if plan.folder is not None:
         all_of_it = planned_of(benchmark, plan)

@@ -1,4 +1,4 @@
-"""softmax: what is called, and what it is compared with."""
+"""softmax: its calls, and those of its peers."""
 
 from __future__ import annotations
 

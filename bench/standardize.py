@@ -1,4 +1,4 @@
-"""standardize: what is called, and what it is compared with."""
+"""standardize: its calls, and those of its peers."""
 
 from __future__ import annotations
 

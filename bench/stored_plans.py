@@ -8,7 +8,7 @@ launches. So a planner that changes is judged by the plans that it now makes:
 
     python -m diglot.bench.stored_plans            # the table
     python -m diglot.bench.stored_plans record     # adds the times of configs/ to the file
-    python -m diglot.bench.stored_plans rename     # names plans of configs/ anew, by the file
+    python -m diglot.bench.stored_plans rename     # gives plans of configs/ new names, by the file
 
 `record`, before a planner changes, keeps times whose names would mean other plans afterwards.
 """
@@ -52,7 +52,7 @@ LAUNCHED = (
     "grid", "constants", "num_warps", "max_registers", "num_stages", "num_ctas",
     "per_multiprocessor",
 )  # fmt: skip
-Times = dict[Problem, dict[str, float]]  # microseconds, by the hash of what is launched
+Times = dict[Problem, dict[str, float]]  # microseconds, by the hash of the launches
 
 
 def arguments_of(problem: Problem) -> tuple[Any, ...]:
@@ -255,7 +255,7 @@ def _figures(shares: list[float | None]) -> list[str]:
 
 
 def render(texts: Mapping[Path, str], verdicts: list[Verdict]) -> dict[Path, str]:
-    """The text of docs/tuning.md with the table made anew; `texts` may have the page's."""
+    """The text of docs/tuning.md with a new table; `texts` may have the page's."""
     made = markdown_table(HEADER, table(verdicts))
     return {PAGE: put(texts.get(PAGE) or PAGE.read_text(), "stored", "\n".join(made))}
 

@@ -41,7 +41,7 @@ HW7 = OPS["hw7"]
 
 
 def touch(size: int, threads: int) -> torch.Tensor:
-    """New memory, to which so many threads have written."""
+    """New memory, to which a number of threads have written."""
     memory = torch.empty(size, dtype=torch.uint8)
     with ThreadPoolExecutor(threads) as pool:
         for begin in range(0, size, PIECE):
@@ -51,8 +51,8 @@ def touch(size: int, threads: int) -> torch.Tensor:
 
 
 def new_results(arrays: Arrays) -> Iterator[Workload]:
-    """From ordinary memory, which was touched before, to a result that the call allocates: one in
-    new memory, and one in the memory of a freed result, as in a loop.
+    """From ordinary memory, which was touched before, to a result that the call allocates. One lies
+    in new memory, and one in the memory of a freed result, as in a loop.
     """
     size = arrays.on_device.nbytes
     source = arrays.on_device.cpu()
@@ -117,7 +117,7 @@ def ideal(size: int, chunk: int, copies: transfer.Duplex, computing: float) -> f
 
 
 def small(arrays: Arrays) -> Iterator[Workload]:
-    """64 MiB, of which the first and the last chunk are a part that counts."""
+    """64 MiB: its first and its last chunk are a part that counts."""
     rows = SMALL // 4 // COLUMNS
     source, target = arrays.source[:rows], arrays.target[:rows]
     on_device = arrays.on_device[:rows]

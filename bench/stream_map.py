@@ -146,7 +146,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 
 def folder_with_room(size: int) -> tuple[Path, str]:
-    """A folder with room for so many bytes, memory's if there is one; and its file system."""
+    """A folder with room for a number of bytes, memory's if there is one; and its file system."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     for name in ("/dev/shm", tempfile.gettempdir(), Path.cwd()):
         folder = Path(name).resolve()
@@ -162,8 +162,8 @@ def folder_with_room(size: int) -> tuple[Path, str]:
 
 @contextmanager
 def mapped(arrays: Arrays, size: int) -> Iterator[tuple[list[Workload], str]]:
-    """From a map of a .npy file, in the page cache, to one of another: a new file for each call,
-    and always the same one, whose pages are in the page cache but not yet in the map.
+    """From a map of a .npy file, in the page cache, to a map of another file. That is new for each
+    call, or always the same one. Its pages are in the page cache, and not yet in the map.
     """
     place, file_system = folder_with_room(3 * size)
     rows = size // 4 // COLUMNS

@@ -54,7 +54,7 @@ def _speed(row: Row) -> list[str]:
 
 
 def bars(row: Row) -> str:
-    """Each bar of a row, what is reached of it and what it asks for."""
+    """Each bar of a row, the reached value and the bound."""
     return "; ".join(
         f"{'✓' if bar['met'] else '✗'} {bar['name']} {number(bar['value'])} (bar {bar['bound']:g})"
         for bar in row["bars"]

@@ -208,7 +208,7 @@ def l2_markdown(reports: Reports) -> str:
 
 
 def each(made: Callable[[dict[str, Any]], str]) -> Callable[[Reports], str]:
-    """What is made of one report, of all."""
+    """From a text of one report, that of all."""
     return lambda reports: "\n".join(map(made, reports))
 
 
@@ -250,7 +250,7 @@ PRODUCTS = of_rows(
 
 
 def _of_readme(reports: Reports) -> str:
-    """How ops stand, but for products, which have a page of their own."""
+    """How ops stand, except products, which have a page of their own."""
     return standing.markdown([report for report in reports if report["op"] not in PRODUCT_OPS])
 
 
@@ -283,7 +283,7 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
 
 
 def render() -> dict[Path, str]:
-    """The documents' texts with their tables made anew."""
+    """The documents' texts with new tables."""
     assert ROOT is not None, "the documents are those of a source tree"
     texts: dict[Path, str] = {}
     for document, name, pattern, make in PARTS:

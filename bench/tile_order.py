@@ -1,8 +1,8 @@
 """What the order of a product's tiles asks of DRAM: a model of L2, and a picture of 9 x 9 tiles.
 
 The order is that of products/schedule, in both languages. The model: blocks run in rounds, each
-computes a tile, and all step along K together. L2 keeps what was used last, as large as the GPU's
-data sheet says. Tiles of A and B pass through it; stores of C do not.
+computes a tile, and all step along K together. L2 keeps the latest tiles, as many as fit by the
+GPU's data sheet. Tiles of A and B pass through it; stores of C do not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def loads(tiles: Sequence[Place], along_k: int) -> int:
 
 
 class Cache:
-    """Keeps what was used last, of `capacity` bytes in all."""
+    """Keeps the latest entries, of `capacity` bytes in all."""
 
     def __init__(self, capacity: float) -> None:
         self.free = capacity

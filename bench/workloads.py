@@ -22,7 +22,7 @@ class Provider:
 
     Attributes:
         call: does it, and returns when it is done.
-        prepare: before each call, untimed: spoils what is there, or makes a new file.
+        prepare: before each call, untimed: spoils earlier results, or makes a new file.
         is_right: whether what the last call left is right; None for what computes nothing.
     """
 

@@ -20,7 +20,7 @@ PAGES = sorted(
     [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
     + [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 )
-FOLDERS = ("csrc", "examples", "python/diglot_cli", "tools", "triton_ops")
+FOLDERS = ("bench", "csrc", "examples", "python/diglot_cli", "tools", "triton_ops")
 PARTS = ("backends", "define", "graphs", "models", "ops", "pipeline", "reference", "tools")
 LONGEST = 30
 BANNED = re.compile(
@@ -109,7 +109,7 @@ def comments_of_python(text: str) -> str:
 
 
 def sources() -> Iterator[Path]:
-    """Kernels, the device library, host code, the interpreter, examples, and the package."""
+    """Kernels, the device library, host code, the interpreter, examples and instruments."""
     for folder in FOLDERS:
         yield from (path for path in (ROOT / folder).rglob("*") if path.is_file())
     for folder in PARTS:

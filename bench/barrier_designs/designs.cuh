@@ -1,4 +1,4 @@
-// Designs of a grid barrier, of which GridBarrier is one. docs/barriers.md says why each was tried.
+// Designs of a grid barrier. GridBarrier is one. docs/barriers.md says why each was tried.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -9,8 +9,8 @@ namespace diglot {
 
 namespace cg = cooperative_groups;
 
-// The designs. All take a grid and blocks of one dimension, and a word that is zero at first. But
-// for what sets it apart, each does as GridBarrier does.
+// The designs. All take a grid and blocks of one dimension, and a word that is zero at first. Each
+// does as GridBarrier does, except in its one difference.
 
 constexpr uint32_t kFlip = 0x80000000u;
 constexpr unsigned kPause = 20;         // nanoseconds

@@ -1,5 +1,5 @@
-// What is verified and timed: phases between barriers, launches that do nothing, and an array that
-// is reduced and then rewritten by the result.
+// The kernels that are verified and timed: phases between barriers, launches that do nothing, and
+// an array that is reduced and then rewritten by the result.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ DIGLOT_DEVICE void read_slots(const uint32_t* slots, uint32_t phase, uint32_t* m
   if (wrong != 0) atomicAdd(mismatches, wrong);
 }
 
-// What is timed is the same kernel, without slots.
+// The same kernel is timed without slots.
 template <typename Barrier>
 __global__ void __launch_bounds__(1024)
     run_phases(uint32_t* words, uint32_t phases, uint32_t* slots, uint32_t* mismatches) {
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(1024)
 }
 
 // A launch programmatically dependent on the one before may begin earlier, and waits here for that
-// one's end: what is saved is the latency of a launch.
+// one's end. This saves the latency of a launch.
 template <bool kProgrammatic>
 DIGLOT_DEVICE void wait_for_launch_before() {
   if (kProgrammatic) {

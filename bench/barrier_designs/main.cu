@@ -5,11 +5,11 @@
 //   bench/barrier_designs/main.cu
 //   ./barrier_designs > bench/results/<gpu>/barrier_designs.json
 //
-// It prints one JSON object, and progress to stderr. Of its rows, those of the part "barrier" are
-// microseconds per barrier, or per launch of a kernel that does nothing; those of the part "use"
-// are microseconds to reduce an array and then rewrite it by the result, in one launch with a
-// barrier and in two without. A grid of which the blocks would not all run at once has null for a
-// time; what was not verified has none.
+// It prints one JSON object, and progress to stderr. Rows of the part "barrier" have microseconds
+// per barrier, or per launch of a kernel that does nothing. Rows of the part "use" have
+// microseconds to reduce an array and then rewrite it by the result, in one launch with a barrier
+// and in two without. Where not all blocks of a grid would run at once, its time is null. A row
+// that was not verified has no time.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -113,7 +113,7 @@ Action as_graph(const Action& body) {
 // What a row is about.
 struct Candidate {
   std::string row;          // JSON, still open
-  unsigned repeats;         // in a run, of what is measured
+  unsigned repeats;         // in a run
   bool is_possible = true;  // all blocks run at once
   uint32_t mismatches = 0;
   Action run = {};
