@@ -36,6 +36,7 @@ INTERPRETED = os.environ.get("DIGLOT_INTERPRET") == "1"
 @functools.cache
 def load_cuda() -> ModuleType:
     """The extension, compiled on the first call (about a minute) and kept for later ones."""
+    print("compiling geglu.cu: about a minute, the first time", file=sys.stderr, flush=True)
     if INTERPRETED:
         return diglot.interpreter.load("diglot_example_geglu", SOURCES)
     from torch.utils import cpp_extension
