@@ -154,8 +154,14 @@ def test_choice():
     """Memory bounds products of few rows, so K is split where few tiles would compute longer.
     Products that fill the GPU stay as they are.
     """
-    for m, tiles in [(1, "16x64, exchanged"), (16, "16x64, exchanged"), (20, "32x64, exchanged"),
-                     (64, "64x64, exchanged"), (128, "128x128, K in 2 parts of a cluster"), (512, "128x256")]:  # fmt: skip
+    for m, tiles in [
+        (1, "16x64, exchanged"),
+        (16, "16x64, exchanged"),
+        (20, "32x64, exchanged"),
+        (64, "64x64, exchanged"),
+        (128, "128x128, K in 2 parts of a cluster"),
+        (512, "128x256"),
+    ]:
         plan = planned("cuda", m, 8192, 8192)
         assert plan.variant == f"wgmma, tiles of {tiles}" and plan.scratch is None
     for numbers, parts, name, scratch in [
