@@ -59,7 +59,9 @@ def test_cuda(tmp_path):
         halves = 2 if re.match(r"\w*Li128ELb0ELb[01]ELb1EE", code) else 1
         assert len(re.findall(r"\bHGMMA\.", code)) == (4 if is_tf32 else 4 * 4 * halves)
         assert ("STSM" in code) != is_tf32
-        for name in NAMES:
+        # A single consumer needs no registers of the producer.
+        is_alone = re.match(r"\w*Li(16|32|64)ELb1E", code)
+        for name in NAMES[:2] if is_alone else NAMES:
             assert name in code, (columns, name)
         assert not re.search(r"\b(LDL|STL)\b", code), columns
     assert [tuple(sorted(columns)) for columns in found.values()] == [COLUMNS, TF32_COLUMNS]
