@@ -39,8 +39,8 @@ class Operands:
     """The tensors of a case, by name, and of a backward pass what the forward one saved.
 
     Attributes:
-        arrays: the input, and the residual if there is one. Of a backward pass: the gradient of the
-            output, that of the sum or None, and the input or the sum.
+        arrays: the input, and the residual if there is one. A backward pass has the output's
+            gradient, the sum's or None, and the input or the sum.
         weight: (n,).
         bias: (n,); None of an RMS norm.
         mean: (rows,); of a backward pass of a layer norm.

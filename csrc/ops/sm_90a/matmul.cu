@@ -209,17 +209,13 @@ Variant best_variant(Planner& planner, const Product& product, bool can_share) {
                         variant.bytes_of_sums(),
                         variant.consumers(),
                         variant.takes_turns};
-    if (variant.takes_turns) {
-      const double time = time_of(work, 1, multiprocessors);
-      if (time < least) least = time, best = variant;
-      continue;
-    }
+    const int64_t parts_asked = variant.takes_turns ? 1 : asked_parts;  // turns are along all of K
     const int meeting =
-        asked_meeting == kNever ? 1 : parts_in_cluster(work, asked_parts, multiprocessors);
+        asked_meeting == kNever ? 1 : parts_in_cluster(work, parts_asked, multiprocessors);
     double time = time_in_cluster(work, meeting, multiprocessors);
     variant.parts = meeting, variant.meets = meeting > 1;
     if (meeting == 1 || asked_meeting != kAlways) {
-      const int parts = parts_of(work, asked_parts, multiprocessors);
+      const int parts = parts_of(work, parts_asked, multiprocessors);
       const double other = time_of(work, parts, multiprocessors);
       if (meeting == 1 || other < time) time = other, variant.parts = parts, variant.meets = false;
     }

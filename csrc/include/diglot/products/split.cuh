@@ -5,8 +5,7 @@
 // the order of K, whichever it is itself. So results do not depend on who is last.
 //
 // Or the blocks form a cluster, which Triton has not. Each leaves its sums in its shared memory,
-// and the others read them there: that takes a third of the time. Each finishes a share of the
-// tile.
+// where the others read them, without a way through L2. Each finishes a share of the tile.
 #pragma once
 
 #include "diglot/atomics.cuh"
@@ -78,12 +77,13 @@ DIGLOT_DEVICE bool add_parts(float (&sums)[kSums], char* scratch, const TilePart
   }
   named_barrier_sync(barrier, kWarpgroupThreads);
   if (!is_last[consumer]) return false;
-  add_in_order(sums, parts, [&](int part, int i) { return load_vector<float, 4>(place(part, i)); });
+  add_in_order(sums, parts,
+               [&](int part, int i) { return load_vector<float, kVector>(place(part, i)); });
   return true;
 }
 
-// Where consumers of a cluster's blocks leave the sums of a tile's parts: their numbers, and a
-// barrier that counts the blocks whose sums are there. A block has one tile at most.
+// A consumer of a block that has part `rank` of a tile's K, while other blocks of the cluster have
+// the others. A block has one tile at most. `barrier` is the consumer's own.
 template <typename Shape>
 struct ClusterParts {
   static constexpr int kVector = 4, kConsuming = Shape::kConsumers * kWarpgroupThreads;
@@ -123,7 +123,7 @@ struct ClusterParts {
       constexpr int kFirst = decltype(first)::value / 2;
       if (!has(first)) return;
       add_in_order(part, parts, [&](int other, int i) {
-        return load_vector<float, 4>(dsmem(own, other) + (kFirst + i) * kWarpgroupThreads);
+        return load_vector<float, kVector>(dsmem(own, other) + (kFirst + i) * kWarpgroupThreads);
       });
     });
   }

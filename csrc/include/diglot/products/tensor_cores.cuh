@@ -268,13 +268,13 @@ struct AsLoaded {
 
 // sums = a consumer's rows of a tile of C. The products of a stage run while the next one's are
 // issued; then the stage before is free. `prepare(TileA{}, TileB{}, stage, step)` may change a full
-// stage before. The tile's last stage was awaited before is_issued().
+// stage before. on_issued() is called when the products of the last stage are issued.
 template <typename T, typename Shape, Major kMajorA, Major kMajorB, typename Prepare,
-          typename IsIssued>
+          typename OnIssued>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
                                    Ring<Shape::kStages>& ring, typename Shape::Shared& shared,
                                    Mbarrier* full, Mbarrier* empty, int first_row, int steps,
-                                   const Prepare& prepare, int cluster, const IsIssued& is_issued) {
+                                   const Prepare& prepare, int cluster, const OnIssued& on_issued) {
   using TileA = typename Shape::template TileA<kMajorA>;
   using TileB = typename Shape::template TileB<kMajorB>;
   constexpr MmaType kType = kMmaType<T>;
@@ -306,7 +306,7 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
     previous = ring.stage;
     ring.advance();
   }
-  is_issued();
+  on_issued();
   wgmma_wait<0>();
   DIGLOT_UNROLL
   for (auto& half : sums) fence_accumulators(half);
@@ -318,15 +318,15 @@ struct Nothing {
 };
 
 // The same for the operands' layout: one mainloop for each.
-template <typename T, typename Shape, typename Prepare = AsLoaded, typename IsIssued = Nothing>
+template <typename T, typename Shape, typename Prepare = AsLoaded, typename OnIssued = Nothing>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
                                    Ring<Shape::kStages>& ring, typename Shape::Shared& shared,
                                    Mbarrier* full, Mbarrier* empty, int first_row, Major order_a,
                                    Major order_b, int steps, const Prepare& prepare = {},
-                                   int cluster = 1, const IsIssued& is_issued = {}) {
+                                   int cluster = 1, const OnIssued& on_issued = {}) {
   const auto multiply = [&](auto major_a, auto major_b) {
     multiply_stages<T, Shape, decltype(major_a)::value, decltype(major_b)::value>(
-        sums, ring, shared, full, empty, first_row, steps, prepare, cluster, is_issued);
+        sums, ring, shared, full, empty, first_row, steps, prepare, cluster, on_issued);
   };
   constexpr std::integral_constant<Major, Major::kK> kAlongK;
   constexpr std::integral_constant<Major, Major::kMn> kAlongMn;
