@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+import torch._dynamo.testing
 from backends import DEVICE, KERNELS
 from row_ops import OPS, parameters, softmax
 

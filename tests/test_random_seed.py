@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._dynamo.testing
 from backends import BACKENDS, DEVICE, KERNELS
 from test_dropout import expected
 from torch.utils.checkpoint import checkpoint
