@@ -25,8 +25,8 @@ def mlp_backward(
     out: Tensor,
     scratch: Tensor | None,
 ) -> str:
-    """out = (grad_output @ weight) * activation'(before), by PyTorch's own ops. They read the switch
-    of `precision` themselves.
+    """out = (grad_output @ weight) * activation'(before), by PyTorch's own ops. They read the
+    switch of `precision` themselves.
     """
     torch.mm(rows_of(grad_output), weight, out=rows_of(out))
     out.copy_(activation_gradient(out, before, activation))
