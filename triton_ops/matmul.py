@@ -135,7 +135,8 @@ def _plan_by_pointers(product: Product) -> Plan:
             Launch(
                 matmul_pointers, (across, triton.cdiv(tiles[-1], across)),
                 (a, turned.part if turned else b, around.bias, around.input, around.before, c),
-                scalars, constants, tile["warps"], numbers=product.numbers, num_stages=tile["stages"],
+                scalars, constants, tile["warps"], numbers=product.numbers,
+                num_stages=tile["stages"],
             )
         )  # fmt: skip
     name = f"pointers, tiles of {block[0]}x{block[1]}{', TF32' * product.is_tf32}"
