@@ -94,3 +94,12 @@ def test_quotes_are_in_their_files():
 
 def test_readme_has_two_screens():
     assert len(README.read_text().splitlines()) <= 150
+
+
+def test_an_entry_of_the_changelog_is_one_line():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    lines = [line for line in text.partition("### Added\n")[2].splitlines() if line]
+    others = [line for line in lines if not re.match(r"- \S|\*\*|##", line)]
+    assert len(lines) > 100 and others == []
+    assert [line for line in lines if len(line) > 110] == []
+    assert [line for line in set(lines) if line.startswith("- ") and lines.count(line) > 1] == []
