@@ -160,7 +160,7 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
     ],
 )
 def test_mistakes_are_one_line(arguments, message, tmp_path, monkeypatch):
-    """What is wrong with an input file: tests/test_inputs.py."""
+    """Wrong input files: tests/test_inputs.py."""
     np.save(tmp_path / "a.npy", np.ones(3, np.float32))
     (tmp_path / "folder.pt").mkdir()
     monkeypatch.chdir(tmp_path)

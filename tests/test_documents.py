@@ -42,8 +42,9 @@ def test_snippets_run():
     assert len(pages) >= 15
     answer = run_snippets(pages, CUDA_VISIBLE_DEVICES="")
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    # README's first block prints what is shown below it, but for PyTorch's kernel, which is not the
-    # same everywhere; where nothing is interpreted it prints that one alone.
+    # README's first block prints the lines that stand below it. PyTorch's line is left out, since
+    # its kernel is not the same everywhere. Where nothing is interpreted, the block prints that
+    # line alone.
     shown = re.search(r"^cuda   tensor.*\ntriton tensor.*$", README.read_text(), re.MULTILINE)
     assert f"## README.md\n{shown.group()}\ntorch " in answer.stdout
     assert answer.stdout.startswith("## as it stands\ntorch ")

@@ -87,7 +87,9 @@ def test_a_worse_planner_is_seen():
 
 
 def test_names_in_the_store_mean_what_was_measured():
-    """`python -m diglot.bench.stored_plans rename` names plans anew after a planner's change."""
+    """`python -m diglot.bench.stored_plans rename` gives plans other names after a planner's
+    change.
+    """
     times, wrong = read_times(), []
     for _, kept in stored_plans.stores():
         for problem, entry in kept.entries.items():
@@ -120,7 +122,7 @@ def folders(tmp_path, monkeypatch):
 
 
 def test_times_are_kept_when_names_change(folders):
-    """What was the planner's own is named by numbers after the planner has changed."""
+    """The planner's own former plan is named by numbers after the planner has changed."""
     file = folders / "configs/softmax/h200.json"
     with store.updating("softmax", file) as kept:
         kept.add(PROBLEM, {"": 5.0, store.plan_name(FEWER): 4.0}, {"gpu": "NVIDIA H200"})

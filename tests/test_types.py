@@ -47,7 +47,7 @@ def clip(model: nn.Module) -> float:
     print(diglot.explain("gelu"), None if run is None else run.variant)
     return norm.item()
 """
-# By what is wrong, the line.
+# By the kind of error, the line.
 WRONG = {
     "arg-type": "diglot.gelu(3)\n",
     "call-arg": "diglot.softmax(Tensor(), dimension=1)\n",
@@ -76,7 +76,7 @@ def test_signatures_say_their_defaults(name):
 
 @pytest.mark.slow
 def test_a_users_checker(tmp_path):
-    """mypy, strict: it finds what is wrong, and nothing in what is right."""
+    """mypy, strict: it finds every error, and nothing in right code."""
     pytest.importorskip("mypy")
     (tmp_path / "site").mkdir()
     (tmp_path / "site/diglot").symlink_to(PACKAGE)
