@@ -114,7 +114,7 @@ FEWER = {"rows.triton.latency.programs": 0}  # warps than rows so few have
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(stored_plans, "FOLDER", tmp_path / "measured")
+    monkeypatch.setattr(stored_plans, "FILE", tmp_path / "h200.json")
     monkeypatch.setattr(stored_plans, "CONFIGS", tmp_path / "configs")
     forget_stores()
     yield tmp_path
@@ -148,7 +148,7 @@ def test_verdicts(folders, monkeypatch):
     assert verdicts[near] == Verdict(near, 4.8 / 5, 1.0, True)
     ((*_, model, worst, none, _, _, worst_near, _),) = stored_plans.table(list(verdicts.values()))
     assert (model, worst, none, worst_near) == ("0.876", "0.80", "0", "0.80")
-    monkeypatch.setattr(stored_plans, "FOLDER", folders / "other")
+    stored_plans.FILE.unlink()
     stored_plans.write_times({PROBLEM: {"what nobody plans": 1.0}})
     assert judge(read_times()) == [Verdict(PROBLEM, None, None, True)]
-    assert json.loads((folders / "other/h200.json").read_text())["entries"][0]["us"]
+    assert json.loads((stored_plans.FILE).read_text())["entries"][0]["us"]
