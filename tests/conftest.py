@@ -130,7 +130,7 @@ def is_of_these_sources(path: Path) -> bool:
 
 
 class _Record:
-    """Deselects tests that need a GPU where there is none; keeps count; reports at the end."""
+    """Deselects tests that need a GPU on machines without one; keeps count; reports at the end."""
 
     def __init__(self) -> None:
         self.deselected = 0
@@ -182,7 +182,7 @@ class _Record:
             return
         device, path = torch.cuda.get_device_name(), outcome_file()
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The hash is the one taken at the start: a tree edited meanwhile was not what was tested.
+        # The hash is from the start: a tree that was edited meanwhile is not the tested one.
         record: dict[str, Any] = {
             "gpu": device,
             "gpus": torch.cuda.device_count(),

@@ -1,4 +1,4 @@
-"""Products whose operands TMA cannot read: copies in scratch, when they pay, and what is said."""
+"""Products whose operands TMA cannot read: copies in scratch, when they pay, and their names."""
 
 from __future__ import annotations
 
