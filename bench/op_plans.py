@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from diglot.backends.plans import Plan
-from diglot.bench.harness import OURS
+from diglot.backends.plans import Plan, PlannedRun, plan_runs
+from diglot.bench.harness import COLD, OURS, Benchmark, Case
 from diglot.bench.markdown import table
+from diglot.bench.reports import kind_text, shape_text
+from diglot.tools.gpus import named_device
 from diglot.tools.inspect import calls_of
 from diglot.tools.recording import plan_call
 
@@ -43,6 +47,50 @@ def plans(op: str, shapes: Iterable[tuple[int, ...]]) -> str:
         for direction, texts in found.items():
             body.append(["×".join(map(str, shape)), direction, *texts])
     return "\n".join(table(["shape", "direction", "CUDA C++", "Triton"], body))
+
+
+def cases(op: str) -> str:
+    """How an H200 would launch the cases of an op's benchmark in bfloat16; nothing is launched.
+
+    There is a line for the first case of each kind, and for each that has a new variant.
+    """
+    benchmark = importlib.import_module(f"diglot.bench.{op}").benchmark
+    body: list[list[str]] = []
+    seen: set[object] = set()
+    for case in benchmark.cases:
+        if case.timer in COLD and case.dtype == torch.bfloat16:
+            row = {"options": case.options, "direction": case.direction, "shape": case.shape}
+            calls = [_planned(benchmark, case, backend) for backend in OURS]
+            news = {kind_text(row), *(tuple(run.plan.variant for run in runs) for runs in calls)}
+            if not news <= seen:
+                body.append([kind_text(row), shape_text(row), *(_steps(op, of) for of in calls)])
+            seen |= news
+    return "\n".join(table(["case", "shape", "CUDA C++", "Triton"], body))
+
+
+def _planned(benchmark: Benchmark, case: Case, backend: str) -> list[PlannedRun]:
+    with FakeTensorMode():
+        fakes = benchmark.inputs(case)
+    call = benchmark.providers[backend](case, tuple(map(_empty, fakes)))
+    assert call is not None
+    with benchmark.setting(case), plan_runs(named_device("NVIDIA H200")) as runs:
+        call()
+    return runs
+
+
+def _empty(fake: torch.Tensor) -> torch.Tensor:
+    """A tensor that lies like a fake one. Nothing touches its memory."""
+    elements = fake.untyped_storage().nbytes() // fake.element_size()
+    memory = torch.empty(elements, dtype=fake.dtype)
+    tensor = memory.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+    return tensor.requires_grad_(fake.requires_grad)
+
+
+def _steps(op: str, runs: Iterable[PlannedRun]) -> str:
+    """The plans of a call, each on a line that names its launcher where that is not the op's."""
+    texts = {run.launcher: f"{run.launcher}: " for run in runs}
+    texts[f"{op}_forward"] = texts[op.rstrip("_")] = ""
+    return "<br>".join(texts[run.launcher] + _text(run.plan) for run in runs)
 
 
 def _text(plan: Plan) -> str:
