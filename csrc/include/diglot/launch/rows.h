@@ -137,8 +137,8 @@ auto inputs_of(const Operands&... operands) {
 }
 
 // Shares a row of `accesses` accesses out evenly: to blocks with at most `most_threads` threads
-// while the cluster is below `most_blocks`, then to as few threads as hold it, with at most `each`
-// accesses where a block has so many threads. Returns the threads of a block.
+// while the cluster is below `most_blocks`, then to as few threads as hold it. A thread has at most
+// `each` accesses, unless a block lacks the threads. Returns the threads of a block.
 template <typename Shape, int kArrays>
 int share_accesses(Rows<kArrays>& rows, int64_t accesses, int along, int most_blocks,
                    int64_t most_threads, int64_t each) {

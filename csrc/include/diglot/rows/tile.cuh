@@ -88,7 +88,7 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
     return operation.reduce_replacing(visit);
   }
 
-  // The state of the elements that the thread's lanes hold together. Each sum converts them anew:
+  // The state of the elements that the thread's lanes hold together. Each sum converts them again:
   // 16-bit elements take half the registers.
   DIGLOT_DEVICE State reduce_together(const Operation& operation, const Range& range) const {
     static_assert(kHeld == 1 && kRows == 1);
