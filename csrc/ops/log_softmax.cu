@@ -29,8 +29,8 @@ struct LogSoftmaxRow : RowOperation {
   }
 
   // Each element is converted once, to the type of the computation.
-  template <typename Visit, typename SumPresent, typename Sum>
-  DIGLOT_DEVICE State reduce_replacing(Visit visit, SumPresent, int, Sum) const {
+  template <typename Visit>
+  DIGLOT_DEVICE State reduce_replacing(Visit visit) const {
     return State::reduce_replacing(visit, [](Compute x, Compute) { return x; });
   }
   DIGLOT_DEVICE auto map_replaced(const State&, const State& total) const { return map(total); }

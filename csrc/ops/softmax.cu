@@ -30,8 +30,8 @@ struct SoftmaxRow : RowOperation {
   }
 
   // Each exponential is computed once, relative to the thread's greatest element.
-  template <typename Visit, typename SumPresent, typename Sum>
-  DIGLOT_DEVICE State reduce_replacing(Visit visit, SumPresent, int, Sum) const {
+  template <typename Visit>
+  DIGLOT_DEVICE State reduce_replacing(Visit visit) const {
     return State::reduce_replacing(visit, [](Compute, Compute power) { return power; });
   }
   DIGLOT_DEVICE auto map_replaced(const State& thread_state, const State& total) const {

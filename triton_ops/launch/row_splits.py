@@ -21,6 +21,7 @@ from .norm_forward import NormRows, Split
 from .plan import ACCESS_BYTES, Device
 
 REGISTERS = 65536  # on a multiprocessor
+RESIDENT_WARPS = 48  # on a multiprocessor: a thread of theirs has 40 registers
 # Multiprocessors that share rows where the number of rows to plan for is a tunable's. All GPUs that
 # have as many then share rows alike.
 PLANNED_MULTIPROCESSORS = 78
@@ -41,12 +42,18 @@ def planned_device(device: Device) -> Device:
 
 
 def at_once(device: Device, programs: int, elements: int, warps: int) -> int | None:
-    """Warps of each program that holds `elements` elements, if programs are few; else None."""
+    """Warps of each program that holds `elements` elements, if programs are few; else None.
+
+    All programs are to run at once, with enough registers for each thread.
+    """
     latency = device.tuned("rows.triton.latency")
     if programs > device.multiprocessors * latency["programs"]:
         return None
-    most = elements // (32 * latency["elements"])
-    return max(warps, min(power_of_2(most), latency["warps"]))
+    room = RESIDENT_WARPS // -(-programs // device.multiprocessors)
+    most = min(power_of_2(elements // (32 * latency["elements"])), latency["warps"])
+    while most > room:
+        most //= 2
+    return max(warps, most)
 
 
 def power_of_2(n: int) -> int:

@@ -31,6 +31,7 @@ FIRST_FACTOR, FACTOR = 4.0, 2.0
 # A plan is taken if it was so much faster than the planner's own. A near shape tells less: with a
 # gain of 1 % it chose worse than the planner (bench/stored_plans.py).
 EXACT_GAIN, NEAR_GAIN = 1.01, 1.05
+LIMIT = ".registers="  # in the name of a plan that limits a thread's registers
 Numbers = Mapping[str, int]  # by the names of tunables, for every entry of a table
 # Ops whose plans are those of another: what surrounds a product hardly changes which is best.
 KEPT_AS = dict.fromkeys(("linear", "addmm", "bmm", "baddbmm", "mlp"), ("matmul", "matmul_forward"))
@@ -96,11 +97,17 @@ class Entry:
 
     @property
     def best_nearby(self) -> str:
-        """The plan for a near problem: the best; the planner's own, if no other is 5 % faster."""
-        return self._best_by(NEAR_GAIN)
+        """The plan for a near problem: the best; the planner's own, if no other is 5 % faster.
 
-    def _best_by(self, gain: float) -> str:
-        name = min(self.timings, key=lambda other: self.timings[other].us)
+        Plans that limit registers are left out: with longer rows their programs would spill.
+        """
+        return self._best_by(NEAR_GAIN, LIMIT)
+
+    def _best_by(self, gain: float, without: str | None = None) -> str:
+        names = [name for name in self.timings if without is None or without not in name]
+        if not names:
+            return ""
+        name = min(names, key=lambda other: self.timings[other].us)
         own = self.timings.get("")
         return "" if own is not None and own.us <= gain * self.timings[name].us else name
 

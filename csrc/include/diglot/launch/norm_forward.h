@@ -15,12 +15,13 @@ template <typename T, int kInputs, bool kIsCentered>
 struct NormShapes {
   static constexpr int kMost = sizeof(T) == 8 ? 2 : 8 / kInputs;
   using FewRows = BlockRows<1024, 2>;
+  static constexpr int64_t kOneWave = 320 * 1024;  // accesses that all SMs hold in this shape
   template <Width kWidth>
-  using InLanes = LaneRows<4, kWidth, kWidth == Width::kWide && kInputs == 1 ? 8 : 1>;
+  using InLanes = LaneRows<4, kWidth, kWidth == Width::kWide && kInputs == 1 ? 10 : 1>;
   template <Width kWidth>
   using Shared = typename SharedRows<T, kInputs>::template Shape<kWidth>;
   using One =
-      ShapeList<InLanes<Width::kWide>, FewRows, LaneRows<6, Width::kWide, 6>, BlockRows<384, 4, 3>,
+      ShapeList<InLanes<Width::kWide>, FewRows, LaneRows<6, Width::kWide, 12>, BlockRows<384, 4, 3>,
                 ClusterRows<384, 6, 2, Width::kWide>, TiledRows<kMost>>;
   using Two = ShapeList<InLanes<Width::kWide>, FewRows, BlockRows<256, 4, 3>, Shared<Width::kWide>,
                         TiledRows<kMost>>;
@@ -44,14 +45,21 @@ struct NormShapes {
   template <typename Shape>
   static bool takes(Planner& planner, int64_t n, int64_t count) {
     if (Shape::kIsPeeled) return true;
+    const int64_t accesses = n / Shape::template kAlong<T>;
     if (Shape::kTeam == Team::kLanes) {
-      return n <= planner.tuned(Tunable::kNormForwardLongestInLanes, Shape::kAccesses);
+      // Four accesses of a whole warp suit many rows that six of half a warp cannot hold.
+      const bool suits = kInputs == 1 && Shape::kAccesses == 4 && accesses > 6 * kWarpLanes / 2;
+      return n <= planner.tuned(Tunable::kNormForwardLongestInLanes, Shape::kAccesses) ||
+             (suits && accesses * count > kOneWave);
     }
     const bool is_split = n > Shape::kThreads * Shape::kAccesses * Shape::template kAlong<T>;
     const bool is_for_few =
         std::is_same_v<Shape, FewRows> || (kIsCentered && kInputs == 1 && is_split);
-    return !is_for_few || count <= planner.tuned(Tunable::kNormForwardFewRows, kIsCentered ? 2 : 1);
+    if (!is_for_few) return true;
+    const int64_t few = planner.tuned(Tunable::kNormForwardFewRows, kIsCentered ? 2 : 1);
+    return count <= few || (few > 0 && !is_split && accesses * count <= kOneWave);
   }
+  static int64_t most_accesses(int64_t) { return kAllAccesses; }
   static int64_t most_threads(Planner& planner, int64_t n) {
     return planner.tuned(Tunable::kNormForwardBlockThreads, n);
   }

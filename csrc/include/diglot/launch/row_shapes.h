@@ -7,8 +7,9 @@
 
 namespace diglot {
 
+// Small blocks share the SMs out evenly.
 template <int kAccesses, Width kWidth = Width::kWide, int kBlocks = 1>
-using LaneRows = RowShape<Team::kLanes, kWidth, 128, kAccesses, Walk::kResident, kBlocks>;
+using LaneRows = RowShape<Team::kLanes, kWidth, 64, kAccesses, Walk::kResident, kBlocks>;
 template <int kThreads, int kAccesses, int kBlocks = 1>
 using BlockRows =
     RowShape<Team::kBlock, Width::kWide, kThreads, kAccesses, Walk::kResident, kBlocks>;
@@ -40,6 +41,11 @@ constexpr bool kIsChunked<Shape, std::void_t<typename Shape::Reduce>> = true;
 // the last runs, in tiles.
 template <typename... Shapes>
 struct ShapeList {};
+
+// Rows, about one for each SM, that take as long as one row, and the accesses of a thread then.
+constexpr int64_t kFewRows = 132, kFewAccesses = 2;
+// No limit to the accesses of a thread but its shape's.
+constexpr int64_t kAllAccesses = 64;
 
 // A cluster's blocks each hold at most 16384 elements of the row. With 16-bit elements it is 24576,
 // or 12288 of two arrays. These thread counts leave registers for enough resident blocks to hide
@@ -74,7 +80,7 @@ struct RowShapes {
   using Shared =
       std::conditional_t<std::is_same_v<I, float16> && kInputs == 1, ClusterRows<512, 4, 2, kWidth>,
                          typename SharedRows<I, kInputs>::template Shape<kWidth>>;
-  using Many = ShapeList<LaneRows<kOfLanes>, LaneRows<kMost, Width::kWide, kMost == 8 ? 6 : 1>,
+  using Many = ShapeList<LaneRows<kOfLanes>, LaneRows<kMost, Width::kWide, kMost == 8 ? 12 : 1>,
                          BlockRows<256, 4>, Shared<Width::kWide>, TiledRows<kMost>>;
   using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
   static constexpr bool kIsMany = std::is_same_v<I, O> && sizeof(I) <= 4;
@@ -85,9 +91,18 @@ struct RowShapes {
                          ShapeList<LaneRows<kOfLanes, Width::kPeeled>, Shared<Width::kPeeled>,
                                    TiledRows<kMost, Width::kPeeled>>,
                          Narrow>;
+  // Lanes hold short rows, and longer ones if there are many. Of one array of 16-bit elements, a
+  // block is faster for most of the latter, but leaves a third of its threads idle at 1280.
+  static constexpr int64_t kShort = 512, kIdleFrom = 1024, kIdleTo = 1280;
   template <typename Shape>
-  static bool takes(Planner&, int64_t, int64_t) {
-    return true;
+  static bool takes(Planner&, int64_t n, int64_t count) {
+    const bool are_lanes = Shape::kTeam == Team::kLanes && Shape::kWidth == Width::kWide;
+    if (!are_lanes || !kIsMany || n <= kShort) return true;
+    if (count <= kFewRows) return false;
+    return sizeof(I) > 2 || kInputs > 1 || (n > kIdleFrom && n <= kIdleTo);
+  }
+  static int64_t most_accesses(int64_t count) {
+    return count <= kFewRows ? kFewAccesses : kAllAccesses;
   }
   static int64_t most_threads(Planner& planner, int64_t) {
     return planner.tuned(Tunable::kRowsBlockThreads);

@@ -137,11 +137,11 @@ auto inputs_of(const Operands&... operands) {
 }
 
 // Shares a row of `accesses` accesses out evenly: to blocks with at most `most_threads` threads
-// while the cluster is below `most_blocks`, then to as few threads as hold it. Returns the threads
-// of a block. They do not depend on the number of rows, so neither do sums.
+// while the cluster is below `most_blocks`, then to as few threads as hold it. A thread has at most
+// `each` accesses, unless a block lacks the threads. Returns the threads of a block.
 template <typename Shape, int kArrays>
 int share_accesses(Rows<kArrays>& rows, int64_t accesses, int along, int most_blocks,
-                   int64_t most_threads) {
+                   int64_t most_threads, int64_t each) {
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   int64_t blocks = quotient(accesses, Shape::kThreads * Shape::kAccesses);
   if (Shape::kTeam == Team::kCluster) {
@@ -151,14 +151,15 @@ int share_accesses(Rows<kArrays>& rows, int64_t accesses, int along, int most_bl
   const int64_t in_block = quotient(accesses, blocks);
   rows.blocks = static_cast<int>(quotient(accesses, in_block));
   rows.part = static_cast<int>(in_block) * along;
-  return static_cast<int>(quotient(in_block, Shape::kAccesses * kWarpLanes) * kWarpLanes);
+  return static_cast<int>(
+      std::min<int64_t>(quotient(in_block, each * kWarpLanes) * kWarpLanes, Shape::kThreads));
 }
 
 // Sets how a shape shares out rows, and returns the launch. Clusters have at most `most_blocks`
 // blocks, and blocks at most `most_threads` threads, where the shape has a choice.
 template <typename Shape, typename I, int kInputs, int kArrays>
 Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
-                 [[maybe_unused]] int64_t most_threads) {
+                 [[maybe_unused]] int64_t most_threads, [[maybe_unused]] int64_t each) {
   constexpr int kAlong = Shape::template kAlong<I>;
   constexpr bool kIsColumns = Shape::kTeam == Team::kColumns;
   constexpr const VariantNames& kNames = kVariantNames<kIsColumns, Shape::kWidth>;
@@ -188,7 +189,8 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
   const int64_t size = int64_t{Shape::kThreads >> rows.log_side} * Shape::kAccesses;
   const int64_t tiles = quotient(accesses, size);
   if constexpr (!Shape::kIsTiled) {
-    const int threads = share_accesses<Shape>(rows, accesses, kAlong, most_blocks, most_threads);
+    const int threads =
+        share_accesses<Shape>(rows, accesses, kAlong, most_blocks, most_threads, each);
     how.block = static_cast<unsigned>(threads);
     how.grid = static_cast<unsigned>(rows.count * rows.blocks);
     how.cluster_blocks = static_cast<unsigned>(rows.blocks);
@@ -298,7 +300,8 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
         for (int most : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
           const int64_t most_threads =
               Shape::kTeam == Team::kCluster ? Shapes::most_threads(planner, rows.n) : 0;
-          const Launch how = share_out<Shape, I, kInputs>(planner, rows, most, most_threads);
+          const int64_t each = std::min<int64_t>(Shapes::most_accesses(planned), Shape::kAccesses);
+          const Launch how = share_out<Shape, I, kInputs>(planner, rows, most, most_threads, each);
           if (function(shape, rows, how, Address<char>())) return true;
           if (how.cluster_blocks > static_cast<unsigned>(most)) return false;
         }

@@ -158,22 +158,6 @@ struct NormMap {
   }
 };
 
-// (x * factor + offset) * weight + bias, where x is the distance from the mean of a part of the
-// row.
-template <typename Compute>
-struct ReplacedNormMap {
-  Compute factor, offset;
-
-  template <typename Packed>
-  DIGLOT_DEVICE auto with(const Packed& params) const {
-    const auto scale = params.arrays[0].template unpacked<Compute>();
-    const auto shift = params.arrays[1].template unpacked<Compute>();
-    return [=, factor = factor, offset = offset](int i, Compute x) {
-      return fma(fma(x, factor, offset), scale[i], shift[i]);
-    };
-  }
-};
-
 // T: the type of elements; W: of weight and bias.
 template <typename T, typename W, bool kIsCentered>
 struct NormForward : RowOperation {
@@ -184,7 +168,6 @@ struct NormForward : RowOperation {
   static constexpr bool kVisitsAbsent = !kIsCentered;
   static constexpr float kAbsent = 0;
 
-  static constexpr bool kReplaces = kIsCentered;
   static constexpr bool kReducesTogether = kIsCentered;
   static constexpr bool kMapsPositions = true;
 
@@ -217,21 +200,15 @@ struct NormForward : RowOperation {
     }
   }
 
-  // Two sums take fewer instructions than combining the means of parts. Each element is replaced by
-  // its distance from the part's mean.
-  template <typename Visit, typename SumPresent, typename Sum>
-  DIGLOT_DEVICE State reduce_replacing(Visit visit, SumPresent sum_present, int count,
-                                       Sum sum) const {
-    Compute thread_sum = 0;
-    visit([&](Compute& x) { thread_sum += x; });  // absent ones are 0
+  // Two sums take fewer instructions than combining the means of parts.
+  template <typename Sum, typename SumPresent>
+  DIGLOT_DEVICE State reduce_together(Sum sum, SumPresent sum_present, int count) const {
     const Compute elements = static_cast<Compute>(count);
-    const Compute total = sum(thread_sum);  // by all lanes, even those without a row
+    const Compute total = sum([](Compute so_far, Compute x) { return so_far + x; });
     const Compute center = count == 0 ? Compute(0) : divide_by_count(total, elements);
-    const Compute squares = sum_present(center, [&](Compute& x, Compute& squares_so_far) {
-      x -= center;
-      squares_so_far = fma(x, x, squares_so_far);
-    });
-    return {elements, center, sum(squares)};
+    const Compute squares = sum_present(
+        center, [=](Compute so_far, Compute x) { return fma(x - center, x - center, so_far); });
+    return {elements, center, squares};
   }
   // By two sums again. They take fewer instructions in sequence than combining pairs.
   template <typename Sum>
@@ -266,10 +243,6 @@ struct NormForward : RowOperation {
       rstd[row] = factor;
     }
     return {center, factor};
-  }
-  DIGLOT_DEVICE auto map_replaced(const State& part, const State& total) const {
-    const Compute factor = map(total).factor;
-    return ReplacedNormMap<Compute>{factor, (part.mean - total.mean) * factor};
   }
 };
 

@@ -56,16 +56,18 @@ struct RowOperation {
   static constexpr bool kReducesFirst = false;
 
   // Where registers hold a row, the operation may replace its elements. visit(function) then calls
-  // function(x) with a reference. sum_present(neutral, function) calls function(x, sum) and returns
-  // the sum, where absent elements are left out or are `neutral`. The map of replaced elements gets
-  // `part`, the state of the part of the row that replaced them.
-  //   State reduce_replacing(Visit visit, SumPresent sum_present, int count, Sum sum) const;
+  // function(x) with a reference. The map of replaced elements gets `part`, the state of the
+  // thread's elements.
+  //   State reduce_replacing(Visit visit) const;
   //   auto map_replaced(const State& part, const State& total) const;  -> function(x)
   static constexpr bool kReplaces = false;
 
-  // `part` is then the state of the `count` elements that a group of lanes holds together, all of a
-  // row or one warp's share, not of one thread's elements. sum(x) adds up one number per lane. The
-  // states of a block's warps are combined in the same way: each lane has one of them, or none().
+  // Where registers hold a row, a group of lanes reduces the `count` elements that it holds
+  // together: all of a row, or one warp's share. sum(function) and sum_present(neutral, function)
+  // begin with 0 and take function(sum, x) of each element. Absent elements are kAbsent; those of
+  // sum_present are left out or are `neutral`. A block's warps combine their states in the same
+  // way: each lane has one of them, or none(), and sum(x) adds up one number per lane.
+  //   State reduce_together(Sum sum, SumPresent sum_present, int count) const;
   //   State combine_together(const State& part, int count, Sum sum) const;
   static constexpr bool kReducesTogether = false;
 
@@ -93,8 +95,8 @@ DIGLOT_DEVICE void check_operation() {
   static_assert(!Operation::kJoins || kInputs == 2, "join(x, y) takes exactly two inputs");
   static_assert(!Operation::kReducesFirst || kInputs == 2,
                 "kReducesFirst is for operations of two inputs");
-  static_assert(!Operation::kReducesTogether || Operation::kReplaces,
-                "lanes reduce together what they may replace");
+  static_assert(!Operation::kReducesTogether || !Operation::kReplaces,
+                "threads that reduce together replace nothing");
 }
 
 }  // namespace diglot

@@ -26,11 +26,16 @@ DIGLOT_DEVICE void map_resident_rows(const Rows<kArrays>& rows, const Operation&
   if constexpr (Operation::kReplaces) {
     typename Tile::Values values;
     const State part = tile.reduce_replacing(operation, range, values);
-    State total = tile.combine_replaced(operation, part, range);
+    State total = tile.combine_in_team(part);
     if constexpr (kIsCluster) total = mailbox.combine_with_others(total, place.block);
     tile.store_replaced(operation, part, total, values, range, output);
   } else {
-    State total = tile.combine_in_team(tile.reduce({{operation}}, range).values[0]);
+    State total;
+    if constexpr (Operation::kReducesTogether) {
+      total = tile.combine_together(operation, tile.reduce_together(operation, range), range);
+    } else {
+      total = tile.combine_in_team(tile.reduce({{operation}}, range).values[0]);
+    }
     if constexpr (kIsCluster) total = mailbox.combine_with_others(total, place.block);
     tile.store(operation, tile.map(operation, total), range, output);
   }

@@ -78,47 +78,57 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
   DIGLOT_DEVICE State reduce_replacing(const Operation& operation, const Range& range,
                                        Values& values) const {
     static_assert(kHeld == 1 && kRows == 1);
-    const auto for_each_used = [&](auto function) {
-      DIGLOT_UNROLL
-      for (int a = 0; a < kAccesses; ++a) {
-        if (!is_used(range, a)) break;
-        function(a);
-      }
-    };
-    for_each_used([&](int a) { values[a] = held_[0][a].computed(); });
+    for_each_used(range, [&](int a) { values[a] = held_[0][a].computed(); });
     const auto visit = [&](auto function) {
-      for_each_used([&](int a) {
+      for_each_used(range, [&](int a) {
         DIGLOT_UNROLL
         for (int i = 0; i < kElements; ++i) function(values[a][i]);
       });
     };
-    const auto sum_present = [&](compute_t<I> neutral, auto function) {
-      compute_t<I> sum = 0;
-      for_each_used([&](int a) {
+    return operation.reduce_replacing(visit);
+  }
+
+  // The state of the elements that the thread's lanes hold together. Each sum converts them again:
+  // 16-bit elements take half the registers.
+  DIGLOT_DEVICE State reduce_together(const Operation& operation, const Range& range) const {
+    static_assert(kHeld == 1 && kRows == 1);
+    using Compute = compute_t<I>;
+    const auto sum = [&](auto function) {
+      Compute total = 0;
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {  // absent ones too: without branches they overlap
+        const auto values = held_[0][a].computed();
+        Compute part = 0;
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) part = function(part, values.elements[i]);
+        total += part;
+      }
+      return sum_of_team_lanes(total);
+    };
+    const auto sum_present = [&](Compute neutral, auto function) {
+      Compute total = 0;
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        auto values = held_[0][a].computed();
         if (Shape::kWidth != Width::kWide && !(Shape::kIsWide && is_whole(range, a))) {
           DIGLOT_UNROLL
           for (int i = 0; i < kElements; ++i) {
-            if (!exists(range, a, i)) values[a][i] = neutral;
+            if (!exists(range, a, i)) values[i] = neutral;
           }
         }
-        compute_t<I> part = 0;
+        Compute part = 0;
         DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) function(values[a][i], part);
-        if (Shape::kWidth == Width::kWide && !is_whole(range, a)) part = 0;
-        sum += part;
-      });
-      return sum;
+        for (int i = 0; i < kElements; ++i) part = function(part, values[i]);
+        total += Shape::kWidth == Width::kWide && !is_whole(range, a) ? Compute(0) : part;
+      }
+      return sum_of_team_lanes(total);
     };
-    const int lanes = Shape::kTeam == Team::kLanes ? place_.threads : kWarpLanes;
-    return operation.reduce_replacing(visit, sum_present, elements_of_lanes(range),
-                                      [&](auto x) { return sum_of_lanes(x, lanes); });
+    return operation.reduce_together(sum, sum_present, elements_of_lanes(range));
   }
-  // The same for part states of replaced elements.
-  DIGLOT_DEVICE State combine_replaced(const Operation& operation, const State& part,
+  // The state of a team, from those of its warps.
+  DIGLOT_DEVICE State combine_together(const Operation& operation, const State& part,
                                        const Range& range) {
-    if constexpr (!Operation::kReducesTogether) {
-      return combine_in_team(part);
-    } else if constexpr (Shape::kTeam == Team::kLanes) {
+    if constexpr (Shape::kTeam == Team::kLanes) {
       return part;
     } else {
       if (place_.threads == kWarpLanes) return part;
@@ -228,22 +238,36 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
   static constexpr int kAtOnce = Shape::kIsWide ? kElements : 1;
 
   using Params = typename ParamsOf<Operation, kAtOnce>::type;
+  static constexpr bool kIsLanes = Shape::kTeam == Team::kLanes;
+  static constexpr int kMostHeld =  // accesses whose parameters take no more than 32 registers
+      kIsLanes && !Shape::kIsPeeled && sizeof(Params) <= 2 * kAccessBytes ? 4 : 2;
   static constexpr bool kHoldsParams = Operation::kMapsPositions && Shape::kIsWide &&
                                        !Shape::kIsTiled &&
-                                       (sizeof(Params) <= kAccessBytes || kAccesses <= 2);
+                                       (sizeof(Params) <= kAccessBytes || kAccesses <= kMostHeld);
   Params params_[kHoldsParams ? kAccesses : 1];
 
   // Loads parameters without branches, so that a block's accesses to them are in flight together.
   // Parameters of a wider type than the row would take too many registers.
-  static constexpr bool kLoadsAtOnce = Operation::kMapsPositions && !kHoldsParams &&
-                                       sizeof(Params) <= 2 * kAccessBytes &&
-                                       Shape::kTeam != Team::kLanes;
+  static constexpr bool kLoadsAtOnce =
+      Operation::kMapsPositions && !kHoldsParams && sizeof(Params) <= 2 * kAccessBytes && !kIsLanes;
 
   unsigned turn_ = 0;  // counts the block's exchanges between warps
 
   template <typename T>
   DIGLOT_DEVICE static T sum_of_lanes(T x, int lanes) {
     return lanes_sum(Sums<T, 1>{{x}}, lanes).values[0];
+  }
+  template <typename T>
+  DIGLOT_DEVICE T sum_of_team_lanes(T x) const {
+    return sum_of_lanes(x, Shape::kTeam == Team::kLanes ? place_.threads : kWarpLanes);
+  }
+  template <typename Function>
+  DIGLOT_DEVICE void for_each_used(const Range& range, Function function) const {
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      if (!is_used(range, a)) break;
+      function(a);
+    }
   }
 
   // Calls use(i, function) for each element of an access, where function maps it.

@@ -86,8 +86,8 @@ class RowTileLoads {
       for (int k = 0; k < kInputs; ++k) starts[k] = as_it_is(inputs_[k] + offset(range, k + 1));
       set([&](int k, int a) {
         if constexpr (Shape::kIsWide) {
-          return is_whole(range, a) ? HeldAccess{load_bits(step_from(starts[k], a, 0, k + 1))}
-                                    : absent();
+          return HeldAccess{
+              load_kept(step_from(starts[k], a, 0, k + 1), is_whole(range, a), absent().bits)};
         } else {
           return read_elements(range, k, a);
         }
