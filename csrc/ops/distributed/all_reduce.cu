@@ -1,0 +1,339 @@
+// The sum, or the maximum or minimum, of a tensor over all ranks of a group: kernels, launcher,
+// registration. Twin of triton_ops/distributed/all_reduce.py. docs/collectives.md draws the protocols.
+#include "diglot/launch/dispatch.h"
+#include "diglot/launch/plan.h"
+#include "diglot/sync/signal.cuh"
+#include "diglot/vector_access.cuh"
+#include "torch/launcher.h"
+
+namespace diglot {
+
+constexpr int kReduceThreads = 512;
+constexpr int kReducedBytes = 16 * 8;  // that a thread of a pull has in flight
+
+struct Sum {
+  static DIGLOT_DEVICE float apply(float a, float b) { return a + b; }
+};
+// NaN goes on, as in torch.maximum.
+struct Maximum {
+  static DIGLOT_DEVICE float apply(float a, float b) { return a > b || a != a ? a : b; }
+};
+struct Minimum {
+  static DIGLOT_DEVICE float apply(float a, float b) { return a < b || a != a ? a : b; }
+};
+
+DIGLOT_DEVICE float quiet_nan() { return __int_as_float(0x7fc00000); }
+
+// The 8 bytes of an array that begin at element `first`; zeros behind its end.
+template <typename T>
+DIGLOT_DEVICE uint2 load_pair(const T* array, int64_t first, int64_t n, bool is_aligned) {
+  constexpr int kElements = sizeof(uint2) / sizeof(T);
+  if (is_aligned && first + kElements <= n) {
+    return *reinterpret_cast<const uint2*>(array + first);
+  }
+  Vector<T, kElements> values;
+  DIGLOT_UNROLL
+  for (int i = 0; i < kElements; ++i) {
+    values[i] = first + i < n ? array[first + i] : convert<T>(0.f);
+  }
+  uint2 bits;
+  memcpy(&bits, &values, sizeof(bits));
+  return bits;
+}
+
+// One step of a reduction in the order of ranks. Every rank takes the same steps, so that all have
+// the same bits.
+template <typename Op, typename T, int kElements>
+DIGLOT_DEVICE void accumulate(float (&sums)[kElements], const Vector<T, kElements>& values,
+                              bool is_first) {
+  DIGLOT_UNROLL
+  for (int i = 0; i < kElements; ++i) {
+    const float value = convert<float>(values[i]);
+    sums[i] = is_first ? value : Op::apply(sums[i], value);
+  }
+}
+
+template <typename T, int kElements>
+DIGLOT_DEVICE void store_results(T* out, int64_t first, int64_t n, const float (&sums)[kElements],
+                                 float divisor) {
+  Vector<T, kElements> results;
+  DIGLOT_UNROLL
+  for (int i = 0; i < kElements; ++i) {
+    results[i] = convert<T>(divisor == 1 ? sums[i] : sums[i] / divisor);
+  }
+  if (first + kElements <= n) {
+    store_vector(out + first, results);
+  } else {
+    for (int i = 0; i < kElements; ++i) {
+      if (first + i < n) out[first + i] = results[i];
+    }
+  }
+}
+
+// Push: each rank writes its data to all peers as packets, and reduces what arrives. Slots lie
+// `packets` bytes into a workspace, one for each parity and sender. A slot is written again two
+// launches later. By then its reader has ended the launch between, in which it sent packets that
+// the writer has read.
+template <typename T, typename Op, int kRanks>
+__global__ void __launch_bounds__(kReduceThreads, 1)
+    all_reduce_push(SignalSpace* space, int rank, int ranks, int op, int64_t patience,
+                    int64_t packets, int64_t slot_bytes, int64_t n, const T* input, float divisor,
+                    T* out) {
+  constexpr int kElements = sizeof(uint2) / sizeof(T);
+  Signals signals(space, {rank, ranks, op, 0, patience});
+  const uint32_t flag = signals.flag();
+  const auto slot = [&](SignalSpace* owner, int sender) {
+    const int64_t number = int64_t{signals.parity()} * ranks + sender;
+    return reinterpret_cast<Packets*>(reinterpret_cast<char*>(owner) + packets +
+                                      number * slot_bytes);
+  };
+  const bool is_aligned = reinterpret_cast<uintptr_t>(input) % sizeof(uint2) == 0;
+  const int64_t pairs = (n + kElements - 1) / kElements;
+  const int64_t begin = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = begin; i < pairs; i += step) {
+    const uint2 data = load_pair(input, i * kElements, n, is_aligned);
+    DIGLOT_UNROLL
+    for (int peer = 0; peer < kRanks; ++peer) {
+      if (peer >= ranks || peer == rank) continue;
+      store_packets(slot(signals.space_of(peer), rank) + i, Packets::make(data, flag));
+    }
+  }
+  for (int64_t i = begin; i < pairs; i += step) {
+    uint2 data[kRanks];
+    data[0] = load_pair(input, i * kElements, n, is_aligned);
+    DIGLOT_UNROLL
+    for (int sender = 1; sender < kRanks; ++sender) data[sender] = data[0];
+    int missing = -1;
+    Deadline deadline(signals.patience());
+    do {
+      missing = -1;
+      DIGLOT_UNROLL
+      for (int sender = 0; sender < kRanks; ++sender) {
+        if (sender >= ranks || sender == rank) continue;
+        const Packets seen = load_packets(slot(space, sender) + i);
+        if (!seen.have(flag)) missing = sender;
+        data[sender] = seen.data();
+      }
+    } while (missing >= 0 && !deadline.is_over());
+    float sums[kElements];
+    DIGLOT_UNROLL
+    for (int sender = 0; sender < kRanks; ++sender) {
+      if (sender >= ranks) continue;
+      Vector<T, kElements> values;
+      memcpy(&values, &data[sender], sizeof(values));
+      accumulate<Op>(sums, values, sender == 0);
+    }
+    if (missing >= 0) {
+      signals.give_up(missing);
+      DIGLOT_UNROLL
+      for (float& sum : sums) sum = quiet_nan();
+    }
+    store_results(out, i * kElements, n, sums, divisor);
+  }
+}
+
+// Pull: each rank reads all ranks' data and reduces them. With kIsStaged, a block first copies its
+// share to the rank's own workspace, `source` bytes behind its begin, into one of two buffers of
+// `buffer_bytes`. Otherwise all ranks' inputs lie at `source` in the workspaces. Then a closing
+// meeting keeps each rank from changing its input while others still read it.
+template <typename T, typename Op, int kRanks, bool kIsStaged>
+__global__ void __launch_bounds__(kReduceThreads, 1)
+    all_reduce_pull(SignalSpace* space, int rank, int ranks, int op, int call, int64_t patience,
+                    int64_t source, int64_t buffer_bytes, int64_t n, const T* input, float divisor,
+                    T* out) {
+  constexpr int kElements = kAccessBytes / sizeof(T);
+  constexpr int kLoads = kReducedBytes / kAccessBytes / kRanks;
+  Signals signals(space, {rank, ranks, op, static_cast<uint16_t>(call), patience});
+  if (kIsStaged) source += signals.parity() * buffer_bytes;
+  T* sources[kRanks];
+  DIGLOT_UNROLL
+  for (int r = 0; r < kRanks; ++r) {
+    auto* const owner = r == rank || r >= ranks ? space : signals.space_of(r);
+    sources[r] = reinterpret_cast<T*>(reinterpret_cast<char*>(owner) + source);
+  }
+  const int64_t vectors = (n + kElements - 1) / kElements;
+  const int64_t begin = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  if (kIsStaged) {
+    T* const staging = reinterpret_cast<T*>(reinterpret_cast<char*>(space) + source);
+    const bool is_aligned = reinterpret_cast<uintptr_t>(input) % kAccessBytes == 0;
+    const int64_t whole = is_aligned ? n / kElements : 0;
+    int64_t i = begin;
+    for (; i + (kLoads - 1) * step < whole; i += kLoads * step) {
+      uint4 bits[kLoads];
+      DIGLOT_UNROLL
+      for (int l = 0; l < kLoads; ++l) {
+        bits[l] = reinterpret_cast<const uint4*>(input)[i + l * step];
+      }
+      DIGLOT_UNROLL
+      for (int l = 0; l < kLoads; ++l) reinterpret_cast<uint4*>(staging)[i + l * step] = bits[l];
+    }
+    for (; i < vectors; i += step) {
+      if (i < whole) {
+        reinterpret_cast<uint4*>(staging)[i] = reinterpret_cast<const uint4*>(input)[i];
+      } else {
+        for (int64_t e = i * kElements; e < (i + 1) * kElements && e < n; ++e) {
+          staging[e] = input[e];
+        }
+      }
+    }
+  }
+  const bool have_met = signals.meet(kOpening);
+  const int64_t whole = n / kElements;
+  int64_t i = begin;
+  for (; i < whole; i += kLoads * step) {
+    // Loads past the end load the last one again: unconditional loads are all in flight at once.
+    uint4 bits[kLoads][kRanks];
+    DIGLOT_UNROLL
+    for (int l = 0; l < kLoads; ++l) {
+      const int64_t place = i + l * step < whole ? i + l * step : i;
+      DIGLOT_UNROLL
+      for (int r = 0; r < kRanks; ++r) {
+        bits[l][r] = reinterpret_cast<const uint4*>(sources[r])[place];
+      }
+    }
+    DIGLOT_UNROLL
+    for (int l = 0; l < kLoads; ++l) {
+      if (i + l * step >= whole) continue;
+      float sums[kElements];
+      DIGLOT_UNROLL
+      for (int r = 0; r < kRanks; ++r) {
+        if (r >= ranks) continue;
+        Vector<T> values;
+        memcpy(&values, &bits[l][r], sizeof(values));
+        accumulate<Op>(sums, values, r == 0);
+      }
+      if (!have_met) {
+        DIGLOT_UNROLL
+        for (float& sum : sums) sum = quiet_nan();
+      }
+      store_results(out, (i + l * step) * kElements, n, sums, divisor);
+    }
+  }
+  // The rest, less than a vector. The thread that staged it is in the same block.
+  if (whole < vectors && whole % step == begin) {
+    for (int64_t e = whole * kElements; e < n; ++e) {
+      float sum = 0;
+      DIGLOT_UNROLL
+      for (int r = 0; r < kRanks; ++r) {
+        if (r >= ranks) continue;
+        const float value = convert<float>(sources[r][e]);
+        sum = r == 0 ? value : Op::apply(sum, value);
+      }
+      sum = have_met ? sum : quiet_nan();
+      out[e] = convert<T>(divisor == 1 ? sum : sum / divisor);
+    }
+  }
+  if (!kIsStaged) signals.meet(kClosing);
+}
+
+}  // namespace diglot
+
+namespace {
+
+using namespace diglot;
+
+// Calls function(Op{}, number) with the operation, and its number in reports.
+template <typename Function>
+void dispatch_op(std::string_view op, Function function) {
+  if (op == "sum") return function(Sum{}, 0);
+  if (op == "avg") return function(Sum{}, 1);
+  if (op == "max") return function(Maximum{}, 2);
+  if (op == "min") return function(Minimum{}, 3);
+  throw std::invalid_argument("all_reduce: op must be sum, avg, max or min");
+}
+
+template <typename Function>
+void dispatch_ranks(int64_t ranks, Function function) {
+  if (ranks <= 2) return function(std::integral_constant<int, 2>{});
+  if (ranks <= 4) return function(std::integral_constant<int, 4>{});
+  if (ranks <= kMostRanks) return function(std::integral_constant<int, kMostRanks>{});
+  throw std::invalid_argument("all_reduce: at most 8 ranks");
+}
+
+// Reduces `input` over the ranks of a workspace into `out`, which no peer reads. `workspaces` holds
+// what kernels reach through addresses: all ranks' workspaces and the report.
+//
+// `protocol` is "push", "pull" (staged), or "in place": all ranks' inputs lie at the same place of
+// their workspaces. "auto" and "auto in place" push short inputs. In a workspace, push's slots begin at byte `packets` and hold
+// `most_pushed` bytes of data each. The two buffers of a staged pull begin at `staging` and have
+// `most_staged` bytes each. Longer inputs take several launches. `blocks` 0: the planner's choice.
+// `call` is a number of 16 bits, equal for calls that fit each other. `source` is where an input "in
+// place" lies.
+void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Operand& input,
+                std::string_view, std::string_view op, std::string_view protocol, int64_t rank,
+                int64_t ranks, int64_t packets, int64_t most_pushed, int64_t staging,
+                int64_t most_staged, int64_t blocks, Integer call, Integer source,
+                Integer patience, const Operand& out) {
+  const int64_t n = input.numel;
+  if (n == 0) return;
+  const int64_t size = size_of(input.dtype), bytes = n * size;
+  const auto space = workspace.as<SignalSpace>();
+  const bool is_auto = protocol == "auto" || protocol == "auto in place";
+  const bool is_push =
+      protocol == "push" || (is_auto && bytes <= most_pushed &&
+                             bytes <= planner.tuned(Tunable::kAllReducePushBytes, ranks));
+  const bool is_in_place =
+      protocol == "in place" || (protocol == "auto in place" && !is_push);
+  if (is_push && bytes > most_pushed) {
+    throw std::invalid_argument("all_reduce: more bytes than a slot of packets holds");
+  }
+  const auto blocks_of = [&](Tunable table, int64_t work, int64_t part) {
+    const int64_t most = blocks > 0 ? blocks : planner.tuned(table, part);
+    const int64_t room = std::min<int64_t>(planner.device.multiprocessors(), kMostSignalBlocks);
+    return static_cast<unsigned>(
+        std::clamp<int64_t>((work + kReduceThreads - 1) / kReduceThreads, 1, std::min(most, room)));
+  };
+  dispatch_floating(input.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    if constexpr (sizeof(T) == 8) {
+      throw std::invalid_argument("all_reduce: float16, bfloat16 or float32");
+    } else {
+      dispatch_op(op, [&](auto operation, int number) {
+        using Op = decltype(operation);
+        dispatch_ranks(ranks, [&](auto count) {
+          constexpr int kRanks = decltype(count)::value;
+          const float divisor = op == "avg" ? static_cast<float>(ranks) : 1.f;
+          if (is_push) {
+            Launch how{blocks_of(Tunable::kAllReducePushBlocks, (bytes + 7) / 8, bytes),
+                       kReduceThreads};
+            how.is_cooperative = true;
+            planner.add<all_reduce_push<T, Op, kRanks>>(how, space, rank, ranks, number, patience,
+                                                        packets, 2 * most_pushed, n,
+                                                        input.as<const T>(), divisor, out.as<T>());
+            return;
+          }
+          const int64_t most = is_in_place ? n : most_staged / size;
+          for (int64_t first = 0; first < n; first += most) {
+            const int64_t part = std::min(most, n - first);
+            Launch how{blocks_of(Tunable::kAllReducePullBlocks, (part * size + 15) / 16,
+                                 part * size),
+                       kReduceThreads};
+            how.is_cooperative = true;
+            const auto from = input.as<const T>() + first;
+            const auto to = out.as<T>() + first;
+            if (is_in_place) {
+              planner.add<all_reduce_pull<T, Op, kRanks, false>>(how, space, rank, ranks, number,
+                                                                 call, patience, source, 0, part,
+                                                                 from, divisor, to);
+            } else {
+              planner.add<all_reduce_pull<T, Op, kRanks, true>>(
+                  how, space, rank, ranks, number, call, patience, staging, most_staged, part,
+                  from, divisor, to);
+            }
+          }
+        });
+      });
+    }
+  });
+  planner.plan.variant = is_push ? "push" : is_in_place ? "pull in place" : "pull";
+}
+
+DIGLOT_LAUNCHER(all_reduce,
+                "(Tensor(a!)[] workspaces, Tensor(b!) workspace, Tensor input, str group, str op, "
+                "str protocol, int rank, int ranks, int packets, int most_pushed, int staging, "
+                "int most_staged, int blocks, int call, int source, int patience, Tensor(c!) out, "
+                "Tensor(z!)? scratch) -> ()")
+
+}  // namespace
