@@ -6,12 +6,13 @@ a thread for each rank. Triton's interpreter has global state, so there each ran
 
 from __future__ import annotations
 
+import tempfile
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed
 
 from diglot.backends.registry import BACKENDS
 from diglot.distributed.layout import REPORT_WORDS, Layout, prepare
@@ -22,7 +23,9 @@ SECOND = 1_000_000_000
 class Ranks:
     """The workspaces of all ranks, in memory that processes share."""
 
-    def __init__(self, ranks: int, most_pushed: int = 4096, most_staged: int = 8192, symmetric: int = 0):
+    def __init__(
+        self, ranks: int, most_pushed: int = 4096, most_staged: int = 8192, symmetric: int = 0
+    ):
         self.layout = Layout(ranks, most_pushed, most_staged, symmetric)
         words = self.layout.bytes // 8
         self.spaces = [torch.zeros(words, dtype=torch.int64).share_memory_() for _ in range(ranks)]
@@ -57,7 +60,13 @@ class Ranks:
 
     def barrier(self, backend: str, rank: int, patience: int = 60 * SECOND) -> None:
         BACKENDS[backend].module("distributed.barrier").barrier(
-            [*self.spaces, *self.reports], "", rank, self.layout.ranks, patience, self.spaces[rank], None
+            [*self.spaces, *self.reports],
+            "",
+            rank,
+            self.layout.ranks,
+            patience,
+            self.spaces[rank],
+            None,
         )
 
 
@@ -92,20 +101,18 @@ def at_once(backend: str, ranks: Ranks, work: Work) -> list[Any]:
     return in_threads(ranks, work) if backend == "cuda" else in_processes(ranks, work)
 
 
-def _run_process(rank: int, ranks: Ranks, work: Work, results: Any) -> None:
+def _run_process(rank: int, work: Callable[[int], Any], results: Any) -> None:
     torch.set_num_threads(1)
-    ranks.prepare(rank)
-    results[rank] = work(ranks, "triton", rank)
+    results[rank] = work(rank)
 
 
-def in_processes(ranks: Ranks, work: Work) -> list[Any]:
-    """work(ranks, "triton", rank) of every rank, at once."""
-    count = ranks.layout.ranks
+def fork(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """work(rank) of every rank, each in a process."""
     context = torch.multiprocessing.get_context("fork")
     with context.Manager() as manager:
         results = manager.dict()
         processes = [
-            context.Process(target=_run_process, args=(rank, ranks, work, results))
+            context.Process(target=_run_process, args=(rank, work, results))
             for rank in range(count)
         ]
         for process in processes:
@@ -117,3 +124,28 @@ def in_processes(ranks: Ranks, work: Work) -> list[Any]:
                 process.kill()
         assert [p.exitcode for p in processes] == [0] * count
         return [results[rank] for rank in range(count)]
+
+
+def in_processes(ranks: Ranks, work: Work) -> list[Any]:
+    """work(ranks, "triton", rank) of every rank, at once."""
+
+    def run(rank: int) -> Any:
+        ranks.prepare(rank)
+        return work(ranks, "triton", rank)
+
+    return fork(ranks.layout.ranks, run)
+
+
+def in_group(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """work(rank) of every rank, each in a process of a group of torch.distributed."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(rank: int) -> Any:
+            torch.distributed.init_process_group(
+                "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count
+            )
+            result = work(rank)
+            torch.distributed.destroy_process_group()
+            return result
+
+        return fork(count, run)

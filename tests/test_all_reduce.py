@@ -38,7 +38,9 @@ CASES = [
 ]
 
 
-def inputs(ranks: int, case: int, n: int, dtype: torch.dtype, offset: int = 0) -> list[torch.Tensor]:
+def inputs(
+    ranks: int, case: int, n: int, dtype: torch.dtype, offset: int = 0
+) -> list[torch.Tensor]:
     """The tensor of each rank, with some special values."""
     made = []
     for rank in range(ranks):
@@ -77,18 +79,27 @@ def test_every_rank_gets_the_bits_of_the_oracle(backend, count):
             assert same_bits(results[rank][case], expected), (rank, CASES[case])
 
 
-# Three values whose sum depends on the order: (1 + 1e8) - 1e8 is 0, and 1 + (1e8 - 1e8) is 1.
-ORDERED = [1.0, 1e8, -1e8]
+# Sums of three values that depend on the order: of 1, 1e8 and -1e8 in float32. No other order has
+# the same sums in all columns.
+ORDERED = torch.tensor([[1, 1e8, 1e8], [1e8, 1, -1e8], [-1e8, -1e8, 1]])
 
 
 @pytest.mark.parametrize("protocol", ["push", "pull"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_sums_are_in_the_order_of_ranks(backend, protocol):
     def work(ranks, backend, rank):
-        return ranks.reduce(backend, rank, torch.full((10,), ORDERED[rank]), "sum", protocol)
+        return ranks.reduce(backend, rank, ORDERED[rank].repeat(4), "sum", protocol)
 
     for result in at_once(backend, Ranks(3), work):
-        assert torch.equal(result, torch.zeros(10))
+        assert torch.equal(result, torch.tensor([0.0, 0.0, 1.0]).repeat(4))
+
+
+# Two calls of each protocol that follow each other use its two buffers; a third one the first.
+PROTOCOLS = [
+    (900, "push"), (900, "push"), (900, "push"), (5, "push"), (2000, "in place"),
+    (2000, "in place"), (2000, "pull"), (2000, "pull"), (1500, "pull"),
+]  # fmt: skip
+CALLS = 5 * len(PROTOCOLS)
 
 
 def reduce_in_a_row(ranks: Ranks, backend: str, rank: int) -> int:
@@ -100,8 +111,8 @@ def reduce_in_a_row(ranks: Ranks, backend: str, rank: int) -> int:
     count, wrong = ranks.layout.ranks, 0
     room = ranks.layout.room
     place = ranks.spaces[rank].view(torch.int32)[room // 4 : room // 4 + 2000].view(FP32)
-    for call in range(24):
-        n, protocol = [(900, "push"), (2000, "in place"), (1500, "pull"), (5, "push")][call % 4]
+    for call in range(CALLS):
+        n, protocol = PROTOCOLS[call % len(PROTOCOLS)]
         x = place[:n] if protocol == "in place" else torch.empty(n)
         x.fill_(float(call + rank))
         if call % count == rank:
@@ -120,7 +131,7 @@ def test_calls_in_a_row(backend, count):
     ranks = Ranks(count, symmetric=8192)
     assert at_once(backend, ranks, reduce_in_a_row) == [0] * count
     launches = {int(space[EPOCH_WORD]) for space in ranks.spaces}
-    assert launches == {24 << 16}  # nothing but the epoch is left
+    assert launches == {CALLS << 16}  # nothing but the epoch is left
     assert not any(report.any() for report in ranks.reports)
 
 
@@ -213,7 +224,7 @@ import peers, test_all_reduce as tests
 for count in (2, 3):
     ranks = peers.Ranks(count, symmetric=8192)
     assert peers.at_once("cuda", ranks, tests.reduce_in_a_row) == [0] * count
-    peers.at_once("cuda", peers.Ranks(count), tests.reduce_cases)
+    peers.at_once("cuda", peers.Ranks(count), tests.reduce_cases)  # of several types
 """
 
 

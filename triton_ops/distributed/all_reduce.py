@@ -17,9 +17,11 @@ from diglot.triton_ops.lib.types import convert
 
 OPS = {"sum": 0, "avg": 1, "max": 2, "min": 3}
 AVG, MAX, MIN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-WARPS = 16
-THREADS = 32 * WARPS
-PAIRS = 512  # of four bytes each, that a program pushes at once
+PUSH_WARPS, PULL_WARPS = 16, 8
+THREADS = 32 * PULL_WARPS
+PAIRS = 32 * PUSH_WARPS  # of four bytes each, that a program pushes at once
+# Of a thread: two programs fit on an SM, so that all programs of two groups run at once.
+PUSH_REGISTERS, PULL_REGISTERS = 64, 128
 ACCESSES = 4  # of 16 bytes, that a thread of a pull makes to each rank's memory at once, at most
 FEW_TILES = 128  # of which each has fewer accesses, so that there are more
 
@@ -88,10 +90,10 @@ def load_pair(array, i, n, IS_WHOLE: tl.constexpr):
 
 
 @triton.jit
-def reduce_word(sums, word, IS_FIRST: tl.constexpr, DTYPE: tl.constexpr, OP: tl.constexpr):
-    """The reduction of the elements in one more rank's 32 bits."""
+def reduce_word(sums, word, DTYPE: tl.constexpr, OP: tl.constexpr):
+    """The reduction of the elements in one more rank's 32 bits; `sums` is () before the first."""
     values = unpack(word, DTYPE)
-    if IS_FIRST:
+    if len(sums) == 0:
         return values
     elif len(values) == 1:  # noqa: RET505
         return (step(sums[0], values[0], OP),)
@@ -151,25 +153,27 @@ def all_reduce_push(
     """Each rank writes its data to all peers as packets, and reduces what arrives."""
     DTYPE: tl.constexpr = input.dtype.element_ty
     COUNT: tl.constexpr = 64 // DTYPE.primitive_bitwidth
-    epoch, patience = signal.begin(space, patience)
-    flag = signal.flag_of(epoch)
-    slots = packets + (epoch & 1) * RANKS * slot_bytes
     pairs = (n + COUNT - 1) // COUNT
     start = tl.program_id(0).to(tl.int64) * BLOCK
     turn = tl.num_programs(0).to(tl.int64) * BLOCK
-    targets = signal.places(space, slots + rank * slot_bytes, RANKS)
+    # These loads are in flight while the epoch is.
+    targets = signal.places(space, packets + rank * slot_bytes, RANKS)
+    low, high = load_pair(input, start + tl.arange(0, BLOCK), n, IS_WHOLE)
+    epoch, patience = signal.begin(space, patience)
+    flag = signal.flag_of(epoch)
+    parity = (epoch & 1) * RANKS * slot_bytes
     for begin in range(start, pairs, turn):
         i = begin + tl.arange(0, BLOCK)
-        low, high = load_pair(input, i, n, IS_WHOLE)
         for peer in tl.static_range(RANKS):
             is_sent = (i < pairs) & (peer != rank)
-            signal.send_packets(targets[peer] + 16 * i, low, high, flag, is_sent)
+            signal.send_packets(targets[peer] + parity + 16 * i, low, high, flag, is_sent)
+        low, high = load_pair(input, i + turn, n, IS_WHOLE)
     missing = tl.full((BLOCK,), -1, tl.int32)
-    own = space.to(tl.int64, bitcast=True) + slots
+    own = space.to(tl.int64, bitcast=True) + packets + parity
     for begin in range(start, pairs, turn):
         i = begin + tl.arange(0, BLOCK)
         own_low, own_high = load_pair(input, i, n, IS_WHOLE)
-        low_sums, high_sums = (own_low,), (own_high,)
+        low_sums, high_sums = (), ()
         for sender in tl.static_range(RANKS):
             low, high, has_come = signal.await_packets(
                 own + sender * slot_bytes + 16 * i, flag, (i < pairs) & (sender != rank),
@@ -178,8 +182,8 @@ def all_reduce_push(
             missing = tl.where(has_come == 0, sender, missing)
             low = tl.where(sender == rank, own_low, low)
             high = tl.where(sender == rank, own_high, high)
-            low_sums = reduce_word(low_sums, low, sender == 0, DTYPE, OP)
-            high_sums = reduce_word(high_sums, high, sender == 0, DTYPE, OP)
+            low_sums = reduce_word(low_sums, low, DTYPE, OP)
+            high_sums = reduce_word(high_sums, high, DTYPE, OP)
         low_sums, high_sums = or_nan(low_sums, missing < 0), or_nan(high_sums, missing < 0)
         store_pair(out, i, n, low_sums, high_sums, OP, RANKS, IS_WHOLE)
     late = tl.max(missing)
@@ -197,11 +201,13 @@ def tile_at(array, begin, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def copy(source, target, begin, n, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr):
+def copy(
+    source, target, begin, n, IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr
+):  # fmt: skip
     """Copies one tile."""
     sources = tile_at(source, begin, BLOCK, IS_ALIGNED)
     targets = tile_at(target, begin, BLOCK, True)
-    if begin + BLOCK <= n:
+    if IS_WHOLE:
         tl.store(targets, tl.load(sources))
     else:
         is_there = begin + tl.arange(0, BLOCK) < n
@@ -224,13 +230,13 @@ def load_tile(
 
 @triton.jit
 def reduce_tile(
-    sources, out, begin, n, has_met,
+    sources, offset, out, begin, n, has_met,
     RANKS: tl.constexpr, OP: tl.constexpr, IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     DTYPE: tl.constexpr = out.dtype.element_ty
-    total = load_tile(sources[0], begin, n, IS_WHOLE, BLOCK, DTYPE)
+    total = load_tile(sources[0] + offset, begin, n, IS_WHOLE, BLOCK, DTYPE)
     for rank in tl.static_range(1, RANKS):
-        tile = load_tile(sources[rank], begin, n, IS_WHOLE, BLOCK, DTYPE)
+        tile = load_tile(sources[rank] + offset, begin, n, IS_WHOLE, BLOCK, DTYPE)
         total = step(total, tile, OP)
     value = finish(tl.where(has_met, total, float("nan")), DTYPE, OP, RANKS)
     targets = tile_at(out, begin, BLOCK, True)
@@ -247,25 +253,30 @@ def all_reduce_pull(
     BLOCK: tl.constexpr, THREADS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Each rank reads all ranks' data and reduces them."""
+    peers = signal.peers(space, rank, RANKS, THREADS)
+    sources = signal.places(space, 0 if IS_STAGED else source, RANKS)
     epoch, patience = signal.begin(space, patience)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     turn = tl.num_programs(0).to(tl.int64) * BLOCK
-    if IS_STAGED:
-        source = staging + (epoch & 1) * buffer_bytes
-        address = space.to(tl.int64, bitcast=True) + source
-        target = address.to(tl.pointer_type(input.dtype.element_ty))
-        for begin in range(start, n, turn):
-            copy(input + first, target, begin, n, BLOCK, IS_ALIGNED)
-    sources = signal.places(space, source, RANKS)
-    has_met = signal.meet(space, signal.OPENING, rank, RANKS, OP, call, epoch, patience, THREADS)
+    # Masks would take registers in the loops, so the rest, less than a tile, lies outside of them.
     whole = n // BLOCK * BLOCK
+    has_rest = whole < n and whole % turn == start
+    buffer = staging * 0
+    if IS_STAGED:
+        buffer = staging + (epoch & 1) * buffer_bytes
+        address = space.to(tl.int64, bitcast=True) + buffer
+        target = address.to(tl.pointer_type(input.dtype.element_ty))
+        for begin in range(start, whole, turn):
+            copy(input + first, target, begin, n, True, BLOCK, IS_ALIGNED)
+        if has_rest:
+            copy(input + first, target, whole, n, False, BLOCK, IS_ALIGNED)
+    has_met = signal.meet(space, peers, signal.OPENING, rank, OP, call, epoch, patience)
     for begin in range(start, whole, turn):
-        reduce_tile(sources, out + first, begin, n, has_met, RANKS, OP, True, BLOCK)
-    # The rest, less than a tile. The program that staged it takes it.
-    if whole < n and whole % turn == start:
-        reduce_tile(sources, out + first, whole, n, has_met, RANKS, OP, False, BLOCK)
+        reduce_tile(sources, buffer, out + first, begin, n, has_met, RANKS, OP, True, BLOCK)
+    if has_rest:
+        reduce_tile(sources, buffer, out + first, whole, n, has_met, RANKS, OP, False, BLOCK)
     if not IS_STAGED:
-        signal.meet(space, signal.CLOSING, rank, RANKS, OP, call, epoch, patience, THREADS)
+        signal.meet(space, peers, signal.CLOSING, rank, OP, call, epoch, patience)
 
 
 def numbers(_: Any, call: int, source: int, patience: int) -> tuple[int, ...]:
@@ -301,7 +312,7 @@ def all_reduce(
         op: "sum", "avg", "max" or "min".
         group: the name of the group; kernels do not need it.
         protocol: "push", "pull" (staged), or "in place": all ranks' inputs lie at byte `source` of
-            their workspaces. "auto" and "auto in place" push short inputs.
+            their workspaces. "auto" pushes short inputs, and "auto in place" also stages some.
         packets, most_pushed: where push's slots begin, and the bytes of data that one holds.
         staging, most_staged: where the two buffers of a staged pull begin, and their bytes. Longer
             inputs take several launches.
@@ -319,7 +330,11 @@ def all_reduce(
         protocol in ("auto", "auto in place")
         and bytes <= min(most_pushed, device.tuned("all_reduce.both.push_bytes", ranks))
     )
-    is_in_place = protocol == "in place" or (protocol == "auto in place" and not is_push)
+    is_in_place = protocol == "in place" or (
+        protocol == "auto in place"
+        and not is_push
+        and bytes > device.tuned("all_reduce.both.staged_bytes", ranks)
+    )
     if is_push and bytes > most_pushed:
         raise ValueError("all_reduce: more bytes than a slot of packets holds")
 
@@ -335,10 +350,11 @@ def all_reduce(
             (workspace, input, out),
             (rank, n, packets, 2 * most_pushed),
             (ranks, OPS[op], input.address in (0, 8) and bytes % 8 == 0, PAIRS),
-            WARPS,
+            PUSH_WARPS,
             numbers,
             phases=1,
             per_multiprocessor=1,
+            max_registers=PUSH_REGISTERS,
         )
         return Plan("push", (launch,), None)
     most = n if is_in_place else most_staged // size
@@ -353,10 +369,11 @@ def all_reduce(
             (workspace, input, out),
             (rank, first, part, staging, most_staged),
             (ranks, OPS[op], not is_in_place, input.is_aligned, tile, THREADS),
-            WARPS,
+            PULL_WARPS,
             numbers,
             phases=1,
             per_multiprocessor=1,
+            max_registers=PULL_REGISTERS,
         )
         for first in range(0, n, most)
         for part in (min(most, n - first),)

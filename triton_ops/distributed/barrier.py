@@ -1,4 +1,6 @@
-"""A barrier across the ranks of a group: kernel and launcher. Twin of csrc/ops/distributed/barrier.cu."""
+"""A barrier across the ranks of a group: kernel and launcher. Twin of
+csrc/ops/distributed/barrier.cu.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,9 @@ BARRIER_OP, BARRIER_CALL = tl.constexpr(4), tl.constexpr(1)
 
 @triton.jit
 def meet_ranks(space, rank, patience, RANKS: tl.constexpr):
+    peers = signal.peers(space, rank, RANKS, 32)
     epoch, patience = signal.begin(space, patience)
-    signal.meet(
-        space, signal.OPENING, rank, RANKS, BARRIER_OP, BARRIER_CALL, epoch, patience, 32
-    )  # fmt: skip
+    signal.meet(space, peers, signal.OPENING, rank, BARRIER_OP, BARRIER_CALL, epoch, patience)
 
 
 @launcher

@@ -1,5 +1,6 @@
 // The sum, or the maximum or minimum, of a tensor over all ranks of a group: kernels, launcher,
-// registration. Twin of triton_ops/distributed/all_reduce.py. docs/collectives.md draws the protocols.
+// registration. Twin of triton_ops/distributed/all_reduce.py. docs/collectives.md has its
+// protocols.
 #include "diglot/launch/dispatch.h"
 #include "diglot/launch/plan.h"
 #include "diglot/sync/signal.cuh"
@@ -8,8 +9,9 @@
 
 namespace diglot {
 
-constexpr int kReduceThreads = 512;
-constexpr int kReducedBytes = 16 * 8;  // that a thread of a pull has in flight
+// Two blocks fit on an SM, so that all blocks of two groups run at once.
+constexpr int kPushThreads = 512, kPullThreads = 256;
+constexpr int kPulledBytes = 128;  // that a thread has in flight
 
 struct Sum {
   static DIGLOT_DEVICE float apply(float a, float b) { return a + b; }
@@ -75,30 +77,37 @@ DIGLOT_DEVICE void store_results(T* out, int64_t first, int64_t n, const float (
 // launches later. By then its reader has ended the launch between, in which it sent packets that
 // the writer has read.
 template <typename T, typename Op, int kRanks>
-__global__ void __launch_bounds__(kReduceThreads, 1)
+__global__ void __launch_bounds__(kPushThreads, kRanks > 4 ? 1 : 2)
     all_reduce_push(SignalSpace* space, int rank, int ranks, int op, int64_t patience,
                     int64_t packets, int64_t slot_bytes, int64_t n, const T* input, float divisor,
                     T* out) {
   constexpr int kElements = sizeof(uint2) / sizeof(T);
-  Signals signals(space, {rank, ranks, op, 0, patience});
-  const uint32_t flag = signals.flag();
-  const auto slot = [&](SignalSpace* owner, int sender) {
-    const int64_t number = int64_t{signals.parity()} * ranks + sender;
-    return reinterpret_cast<Packets*>(reinterpret_cast<char*>(owner) + packets +
-                                      number * slot_bytes);
-  };
   const bool is_aligned = reinterpret_cast<uintptr_t>(input) % sizeof(uint2) == 0;
   const int64_t pairs = (n + kElements - 1) / kElements;
   const int64_t begin = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  // These loads are in flight while the epoch is.
+  char* peers[kRanks];
+  DIGLOT_UNROLL
+  for (int r = 0; r < kRanks; ++r) {
+    peers[r] = reinterpret_cast<char*>(space->addresses[r < ranks ? r : rank]) + packets;
+  }
+  uint2 pushed = load_pair(input, begin * kElements, n, is_aligned);
+  Signals signals(space, {rank, ranks, op, 0, patience});
+  const uint32_t flag = signals.flag();
+  const auto slot = [&](char* slots, int sender) {
+    const int64_t number = int64_t{signals.parity()} * ranks + sender;
+    return reinterpret_cast<Packets*>(slots + number * slot_bytes);
+  };
   for (int64_t i = begin; i < pairs; i += step) {
-    const uint2 data = load_pair(input, i * kElements, n, is_aligned);
     DIGLOT_UNROLL
     for (int peer = 0; peer < kRanks; ++peer) {
       if (peer >= ranks || peer == rank) continue;
-      store_packets(slot(signals.space_of(peer), rank) + i, Packets::make(data, flag));
+      store_packets(slot(peers[peer], rank) + i, Packets::make(pushed, flag));
     }
+    pushed = load_pair(input, (i + step) * kElements, n, is_aligned);
   }
+  char* const own = reinterpret_cast<char*>(space) + packets;
   for (int64_t i = begin; i < pairs; i += step) {
     uint2 data[kRanks];
     data[0] = load_pair(input, i * kElements, n, is_aligned);
@@ -111,7 +120,7 @@ __global__ void __launch_bounds__(kReduceThreads, 1)
       DIGLOT_UNROLL
       for (int sender = 0; sender < kRanks; ++sender) {
         if (sender >= ranks || sender == rank) continue;
-        const Packets seen = load_packets(slot(space, sender) + i);
+        const Packets seen = load_packets(slot(own, sender) + i);
         if (!seen.have(flag)) missing = sender;
         data[sender] = seen.data();
       }
@@ -138,64 +147,74 @@ __global__ void __launch_bounds__(kReduceThreads, 1)
 // `buffer_bytes`. Otherwise all ranks' inputs lie at `source` in the workspaces. Then a closing
 // meeting keeps each rank from changing its input while others still read it.
 template <typename T, typename Op, int kRanks, bool kIsStaged>
-__global__ void __launch_bounds__(kReduceThreads, 1)
+__global__ void __launch_bounds__(kPullThreads, 2)
     all_reduce_pull(SignalSpace* space, int rank, int ranks, int op, int call, int64_t patience,
                     int64_t source, int64_t buffer_bytes, int64_t n, const T* input, float divisor,
                     T* out) {
   constexpr int kElements = kAccessBytes / sizeof(T);
-  constexpr int kLoads = kReducedBytes / kAccessBytes / kRanks;
+  constexpr int kLoads = kPulledBytes / kAccessBytes / kRanks;
+  char* owners[kRanks];
+  DIGLOT_UNROLL
+  for (int r = 0; r < kRanks; ++r) {
+    owners[r] = reinterpret_cast<char*>(space->addresses[r < ranks ? r : rank]);
+  }
   Signals signals(space, {rank, ranks, op, static_cast<uint16_t>(call), patience});
   if (kIsStaged) source += signals.parity() * buffer_bytes;
   T* sources[kRanks];
   DIGLOT_UNROLL
-  for (int r = 0; r < kRanks; ++r) {
-    auto* const owner = r == rank || r >= ranks ? space : signals.space_of(r);
-    sources[r] = reinterpret_cast<T*>(reinterpret_cast<char*>(owner) + source);
-  }
-  const int64_t vectors = (n + kElements - 1) / kElements;
-  const int64_t begin = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int r = 0; r < kRanks; ++r) sources[r] = reinterpret_cast<T*>(owners[r] + source);
+  // A block takes tiles of neighbouring vectors, the same when it stages and when it reduces.
+  constexpr int64_t kTile = int64_t{kLoads} * kPullThreads;
+  const int64_t vectors = n / kElements;
+  const int64_t begin = blockIdx.x * kTile + threadIdx.x, step = gridDim.x * kTile;
+  const bool has_rest = vectors / kTile % gridDim.x == blockIdx.x;  // less than a vector
   if (kIsStaged) {
-    T* const staging = reinterpret_cast<T*>(reinterpret_cast<char*>(space) + source);
-    const bool is_aligned = reinterpret_cast<uintptr_t>(input) % kAccessBytes == 0;
-    const int64_t whole = is_aligned ? n / kElements : 0;
-    int64_t i = begin;
-    for (; i + (kLoads - 1) * step < whole; i += kLoads * step) {
-      uint4 bits[kLoads];
-      DIGLOT_UNROLL
-      for (int l = 0; l < kLoads; ++l) {
-        bits[l] = reinterpret_cast<const uint4*>(input)[i + l * step];
-      }
-      DIGLOT_UNROLL
-      for (int l = 0; l < kLoads; ++l) reinterpret_cast<uint4*>(staging)[i + l * step] = bits[l];
-    }
-    for (; i < vectors; i += step) {
-      if (i < whole) {
-        reinterpret_cast<uint4*>(staging)[i] = reinterpret_cast<const uint4*>(input)[i];
-      } else {
-        for (int64_t e = i * kElements; e < (i + 1) * kElements && e < n; ++e) {
-          staging[e] = input[e];
+    auto* const staging = reinterpret_cast<char*>(space) + source;
+    if (reinterpret_cast<uintptr_t>(input) % kAccessBytes == 0) {
+      for (int64_t first = begin; first < vectors; first += step) {
+        // Loads past the end load the last one again: unconditional loads are in flight at once.
+        uint4 bits[kLoads];
+        DIGLOT_UNROLL
+        for (int l = 0; l < kLoads; ++l) {
+          const int64_t i = first + l * kPullThreads;
+          bits[l] = reinterpret_cast<const uint4*>(input)[i < vectors ? i : vectors - 1];
         }
+        DIGLOT_UNROLL
+        for (int l = 0; l < kLoads; ++l) {
+          const int64_t i = first + l * kPullThreads;
+          if (i < vectors) reinterpret_cast<uint4*>(staging)[i] = bits[l];
+        }
+      }
+    } else {
+      for (int64_t first = begin; first < vectors; first += step) {
+        for (int64_t i = first; i < first + kTile && i < vectors; i += kPullThreads) {
+          for (int e = 0; e < kElements; ++e) {
+            reinterpret_cast<T*>(staging)[i * kElements + e] = input[i * kElements + e];
+          }
+        }
+      }
+    }
+    if (has_rest) {
+      for (int64_t e = vectors * kElements + threadIdx.x; e < n; e += kPullThreads) {
+        reinterpret_cast<T*>(staging)[e] = input[e];
       }
     }
   }
   const bool have_met = signals.meet(kOpening);
-  const int64_t whole = n / kElements;
-  int64_t i = begin;
-  for (; i < whole; i += kLoads * step) {
-    // Loads past the end load the last one again: unconditional loads are all in flight at once.
+  for (int64_t first = begin; first < vectors; first += step) {
     uint4 bits[kLoads][kRanks];
     DIGLOT_UNROLL
     for (int l = 0; l < kLoads; ++l) {
-      const int64_t place = i + l * step < whole ? i + l * step : i;
+      const int64_t i = first + l * kPullThreads;
       DIGLOT_UNROLL
       for (int r = 0; r < kRanks; ++r) {
-        bits[l][r] = reinterpret_cast<const uint4*>(sources[r])[place];
+        bits[l][r] = reinterpret_cast<const uint4*>(sources[r])[i < vectors ? i : vectors - 1];
       }
     }
     DIGLOT_UNROLL
     for (int l = 0; l < kLoads; ++l) {
-      if (i + l * step >= whole) continue;
+      const int64_t i = first + l * kPullThreads;
+      if (i >= vectors) continue;
       float sums[kElements];
       DIGLOT_UNROLL
       for (int r = 0; r < kRanks; ++r) {
@@ -208,21 +227,18 @@ __global__ void __launch_bounds__(kReduceThreads, 1)
         DIGLOT_UNROLL
         for (float& sum : sums) sum = quiet_nan();
       }
-      store_results(out, (i + l * step) * kElements, n, sums, divisor);
+      store_results(out, i * kElements, n, sums, divisor);
     }
   }
-  // The rest, less than a vector. The thread that staged it is in the same block.
-  if (whole < vectors && whole % step == begin) {
-    for (int64_t e = whole * kElements; e < n; ++e) {
-      float sum = 0;
+  if (has_rest) {
+    for (int64_t e = vectors * kElements + threadIdx.x; e < n; e += kPullThreads) {
+      float sum[1];
       DIGLOT_UNROLL
       for (int r = 0; r < kRanks; ++r) {
-        if (r >= ranks) continue;
-        const float value = convert<float>(sources[r][e]);
-        sum = r == 0 ? value : Op::apply(sum, value);
+        if (r < ranks) accumulate<Op>(sum, Vector<T, 1>{sources[r][e]}, r == 0);
       }
-      sum = have_met ? sum : quiet_nan();
-      out[e] = convert<T>(divisor == 1 ? sum : sum / divisor);
+      if (!have_met) sum[0] = quiet_nan();
+      store_results(out, e, n, sum, divisor);
     }
   }
   if (!kIsStaged) signals.meet(kClosing);
@@ -256,16 +272,17 @@ void dispatch_ranks(int64_t ranks, Function function) {
 // what kernels reach through addresses: all ranks' workspaces and the report.
 //
 // `protocol` is "push", "pull" (staged), or "in place": all ranks' inputs lie at the same place of
-// their workspaces. "auto" and "auto in place" push short inputs. In a workspace, push's slots begin at byte `packets` and hold
-// `most_pushed` bytes of data each. The two buffers of a staged pull begin at `staging` and have
-// `most_staged` bytes each. Longer inputs take several launches. `blocks` 0: the planner's choice.
-// `call` is a number of 16 bits, equal for calls that fit each other. `source` is where an input "in
-// place" lies.
+// their workspaces. "auto" pushes short inputs, and "auto in place" also stages some.
+//
+// In a workspace, push's slots begin at byte `packets` and hold `most_pushed` bytes of data each.
+// The two buffers of a staged pull begin at `staging` and have `most_staged` bytes each. Longer
+// inputs take several launches. `blocks` 0: the planner's choice. `call` is a number of 16 bits,
+// equal for calls that fit each other. `source` is where an input "in place" lies.
 void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Operand& input,
                 std::string_view, std::string_view op, std::string_view protocol, int64_t rank,
                 int64_t ranks, int64_t packets, int64_t most_pushed, int64_t staging,
-                int64_t most_staged, int64_t blocks, Integer call, Integer source,
-                Integer patience, const Operand& out) {
+                int64_t most_staged, int64_t blocks, Integer call, Integer source, Integer patience,
+                const Operand& out) {
   const int64_t n = input.numel;
   if (n == 0) return;
   const int64_t size = size_of(input.dtype), bytes = n * size;
@@ -275,15 +292,16 @@ void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Op
       protocol == "push" || (is_auto && bytes <= most_pushed &&
                              bytes <= planner.tuned(Tunable::kAllReducePushBytes, ranks));
   const bool is_in_place =
-      protocol == "in place" || (protocol == "auto in place" && !is_push);
+      protocol == "in place" || (protocol == "auto in place" && !is_push &&
+                                 bytes > planner.tuned(Tunable::kAllReduceStagedBytes, ranks));
   if (is_push && bytes > most_pushed) {
     throw std::invalid_argument("all_reduce: more bytes than a slot of packets holds");
   }
-  const auto blocks_of = [&](Tunable table, int64_t work, int64_t part) {
+  const auto blocks_of = [&](Tunable table, int64_t part, int64_t bytes_of_block) {
     const int64_t most = blocks > 0 ? blocks : planner.tuned(table, part);
     const int64_t room = std::min<int64_t>(planner.device.multiprocessors(), kMostSignalBlocks);
     return static_cast<unsigned>(
-        std::clamp<int64_t>((work + kReduceThreads - 1) / kReduceThreads, 1, std::min(most, room)));
+        std::clamp<int64_t>((part + bytes_of_block - 1) / bytes_of_block, 1, std::min(most, room)));
   };
   dispatch_floating(input.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -296,8 +314,8 @@ void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Op
           constexpr int kRanks = decltype(count)::value;
           const float divisor = op == "avg" ? static_cast<float>(ranks) : 1.f;
           if (is_push) {
-            Launch how{blocks_of(Tunable::kAllReducePushBlocks, (bytes + 7) / 8, bytes),
-                       kReduceThreads};
+            constexpr int kBytes = kPushThreads * sizeof(uint2);
+            Launch how{blocks_of(Tunable::kAllReducePushBlocks, bytes, kBytes), kPushThreads};
             how.is_cooperative = true;
             planner.add<all_reduce_push<T, Op, kRanks>>(how, space, rank, ranks, number, patience,
                                                         packets, 2 * most_pushed, n,
@@ -307,9 +325,8 @@ void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Op
           const int64_t most = is_in_place ? n : most_staged / size;
           for (int64_t first = 0; first < n; first += most) {
             const int64_t part = std::min(most, n - first);
-            Launch how{blocks_of(Tunable::kAllReducePullBlocks, (part * size + 15) / 16,
-                                 part * size),
-                       kReduceThreads};
+            constexpr int kBytes = kPullThreads * kPulledBytes / kRanks;
+            Launch how{blocks_of(Tunable::kAllReducePullBlocks, part * size, kBytes), kPullThreads};
             how.is_cooperative = true;
             const auto from = input.as<const T>() + first;
             const auto to = out.as<T>() + first;
@@ -319,8 +336,8 @@ void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Op
                                                                  from, divisor, to);
             } else {
               planner.add<all_reduce_pull<T, Op, kRanks, true>>(
-                  how, space, rank, ranks, number, call, patience, staging, most_staged, part,
-                  from, divisor, to);
+                  how, space, rank, ranks, number, call, patience, staging, most_staged, part, from,
+                  divisor, to);
             }
           }
         });

@@ -6,8 +6,8 @@
 
 namespace diglot {
 
-__global__ void __launch_bounds__(32) meet_ranks(SignalSpace* space, int rank, int ranks, int op,
-                                                 int call, int64_t patience) {
+__global__ void __launch_bounds__(32)
+    meet_ranks(SignalSpace* space, int rank, int ranks, int op, int call, int64_t patience) {
   Signals signals(space, {rank, ranks, op, static_cast<uint16_t>(call), patience});
   signals.meet(kOpening);
 }
@@ -20,8 +20,8 @@ using namespace diglot;
 
 constexpr int kBarrierOp = 4, kBarrierCall = 1;  // for reports; unlike any number of an all_reduce
 
-void barrier(Planner& planner, TensorList, std::string_view, int64_t rank, int64_t ranks, Integer patience,
-             const Operand& workspace) {
+void barrier(Planner& planner, TensorList, std::string_view, int64_t rank, int64_t ranks,
+             Integer patience, const Operand& workspace) {
   planner.add<meet_ranks>({1, 32}, workspace.as<SignalSpace>(), rank, ranks, kBarrierOp,
                           kBarrierCall, patience);
   planner.plan.variant = "signals";

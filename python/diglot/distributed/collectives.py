@@ -144,8 +144,8 @@ def _choose(
     if name == "torch":
         if requested(backend) != "torch":
             raise BackendUnavailable(
-                f"{op}: neither 'cuda' nor 'triton' can run on {device}; ask for backend='torch' to "
-                "use torch.distributed"
+                f"{op}: neither 'cuda' nor 'triton' runs on {device}, and 'auto' takes no "
+                "interpreter; ask for backend='torch' to use torch.distributed"
             )
         return name, None
     if space is None:

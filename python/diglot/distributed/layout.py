@@ -1,5 +1,5 @@
-"""Where things lie in a workspace: the twin of `SignalSpace` in csrc/include/diglot/sync/signal.cuh,
-and the buffers behind it.
+"""Where things lie in a workspace: what csrc/include/diglot/sync/signal.cuh calls SignalSpace, and
+the buffers behind it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
 
     @property
     def packets(self) -> int:
-        """Where slots of packets begin, of 8 bytes for 4 of data: one for each parity and sender."""
+        """Where slots of packets begin: for each parity and sender, one of twice the data."""
         return rounded(SIGNAL_BYTES)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,13 @@ from diglot.distributed.layout import (
 )
 
 MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
-REPORTED_OPS = ("all_reduce(sum)", "all_reduce(avg)", "all_reduce(max)", "all_reduce(min)", "barrier")
+REPORTED_OPS = (
+    "all_reduce(sum)",
+    "all_reduce(avg)",
+    "all_reduce(max)",
+    "all_reduce(min)",
+    "barrier",
+)
 # Bytes that a Workspace has room for by default.
 MOST_PUSHED, MOST_STAGED = 512 << 10, 16 << 20
 
@@ -229,17 +236,17 @@ def _share_files(bytes: int, device: torch.device, group: Any) -> _Memory:
     """Memory that processes of this machine share, for interpreted kernels."""
     folder = [tempfile.mkdtemp(prefix="diglot-")] if group.rank() == 0 else [""]
     torch.distributed.broadcast_object_list(folder, group_src=0, group=group)
-    paths = [os.path.join(folder[0], str(rank)) for rank in range(group.size())]
+    paths = [Path(folder[0], str(rank)) for rank in range(group.size())]
     own = _map(paths[group.rank()], bytes)
     torch.distributed.barrier(group)
     every = [own if r == group.rank() else _map(path, bytes) for r, path in enumerate(paths)]
     torch.distributed.barrier(group)
-    os.unlink(paths[group.rank()])
+    paths[group.rank()].unlink()
     torch.distributed.barrier(group)
     if group.rank() == 0:
-        os.rmdir(folder[0])
+        Path(folder[0]).rmdir()
     return _Memory(own, every, [tensor.data_ptr() for tensor in every], None)
 
 
-def _map(path: str, bytes: int) -> torch.Tensor:
-    return torch.from_file(path, shared=True, size=bytes // 8, dtype=torch.int64)
+def _map(path: Path, bytes: int) -> torch.Tensor:
+    return torch.from_file(str(path), shared=True, size=bytes // 8, dtype=torch.int64)

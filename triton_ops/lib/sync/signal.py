@@ -3,9 +3,10 @@ their own flag. csrc/include/diglot/sync/signal.cuh, its twin, explains them.
 
     @triton.jit
     def kernel(space, ...):                # int64: this rank's workspace
+        peers = signal.peers(space, rank, RANKS, THREADS)
         epoch, patience = signal.begin(space, patience)
         tl.store(staging + ..., ...)       # in this rank's memory
-        has_met = signal.meet(space, signal.OPENING, rank, RANKS, OP, call, epoch, patience, THREADS)
+        has_met = signal.meet(space, peers, signal.OPENING, rank, OP, call, epoch, patience)
         ... = tl.load(peers' staging)
 
 Inline PTX makes the accesses at system scope: Triton has no such loads and stores. In Triton's
@@ -63,18 +64,22 @@ def places(space, offset, RANKS: tl.constexpr):
 
 
 @triton.jit
-def meet(
-    space, PHASE: tl.constexpr, rank, RANKS: tl.constexpr, OP: tl.constexpr, call, epoch, patience,
-    THREADS: tl.constexpr,
-):  # fmt: skip
-    """Waits for the same program of all ranks. Whether all came in time, and with the same call."""
-    signal = epoch << SHIFT | call
+def peers(space, rank, RANKS: tl.constexpr, THREADS: tl.constexpr):
+    """The workspace of the peer that each thread meets, as an address; 0: it meets none."""
     peer = tl.arange(0, THREADS)  # an element for each thread
-    is_peer = (peer < RANKS) & (peer != rank)
+    return tl.load(space + peer, mask=(peer < RANKS) & (peer != rank), other=0)
+
+
+@triton.jit
+def meet(space, peers, PHASE: tl.constexpr, rank, OP: tl.constexpr, call, epoch, patience):
+    """Waits for the same program of all ranks. Whether all came in time, and with the same call."""
+    THREADS: tl.constexpr = peers.shape[0]
+    signal = epoch << SHIFT | call
+    peer = tl.arange(0, THREADS)
+    is_peer = peers != 0
     place = SIGNALS + (PHASE * MOST_PROGRAMS + tl.program_id(0)) * MOST_RANKS
-    addresses = tl.load(space + peer, mask=is_peer, other=0)
     tl.debug_barrier()
-    _send(addresses + 8 * (place + rank), signal, is_peer)
+    _send(peers + 8 * (place + rank), signal, is_peer)
     own = space + place + tl.where(is_peer, peer, 0)
     state = _await(own, signal, is_peer, patience)
     worst = tl.min(state)
@@ -116,8 +121,8 @@ def _send(addresses, signal, is_peer):
 
 @triton.jit
 def _await(words, signal, is_peer, patience):
-    """Polls each word, as an acquire at system scope: 1 if its peer came, 0 with another call, -1 if
-    it did not come in time.
+    """Polls each word, as an acquire at system scope. 1: its peer came; 0: it came with another
+    call; -1: it did not come in time.
     """
     return tl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .b64 seen, first, now, epoch;"
@@ -214,7 +219,9 @@ if INTERPRETED:
                 )
                 for word in range(2)
             )
-            has_come = ~mask | (((low >> 32).to(tl.int32) == flag) & ((high >> 32).to(tl.int32) == flag))
+            has_come = ~mask | (
+                ((low >> 32).to(tl.int32) == flag) & ((high >> 32).to(tl.int32) == flag)
+            )
             if tl.min(has_come.to(tl.int32)) == 1 or _is_late(begin, patience):
                 break
         return low.to(tl.int32), high.to(tl.int32), has_come.to(tl.int32)

@@ -22,6 +22,7 @@ namespace diglot {
   X(kAllReducePullBlocks, "all_reduce.cuda.pull_blocks")                                         \
   X(kAllReducePushBlocks, "all_reduce.cuda.push_blocks")                                         \
   X(kAllReducePushBytes, "all_reduce.both.push_bytes")                                           \
+  X(kAllReduceStagedBytes, "all_reduce.both.staged_bytes")                                       \
   X(kClipBlocks, "clip_grad_norm.cuda.blocks")                                                   \
   X(kElementwiseTinyElements, "elementwise.cuda.tiny_elements")                                  \
   X(kElementwiseSmallVectors, "elementwise.cuda.small_vectors")                                  \

@@ -202,11 +202,15 @@ class Signals {
  public:
   // All threads of a block.
   DIGLOT_DEVICE Signals(SignalSpace* space, const Party& party) : space_(space), party_(party) {
+    // These loads are in flight while the epoch is.
+    const int peer = static_cast<int>(threadIdx.x);
+    peer_ = peer < party.ranks && peer != party.rank ? space_of(peer) : nullptr;
+    const uint32_t fault = *static_cast<volatile uint32_t*>(&space->fault);
     __shared__ uint64_t epoch;
     if (threadIdx.x == 0) epoch = take_epoch();
-    if (*static_cast<volatile uint32_t*>(&space->fault) != 0) party_.patience = 0;
     __syncthreads();
     epoch_ = epoch;
+    if (fault != 0) party_.patience = 0;
   }
 
   DIGLOT_DEVICE uint64_t epoch() const { return epoch_; }
@@ -227,11 +231,10 @@ class Signals {
   DIGLOT_DEVICE bool meet(SignalPhase phase) {
     __syncthreads();
     bool have_met = true;
-    const int peer = static_cast<int>(threadIdx.x);
-    if (peer < party_.ranks && peer != party_.rank) {
+    if (peer_ != nullptr) {
       const uint64_t signal = epoch_ << kShift | party_.call;
-      store_release_system(&space_of(peer)->signals[phase][blockIdx.x][party_.rank], signal);
-      have_met = await(&space_->signals[phase][blockIdx.x][peer], signal, peer);
+      store_release_system(&peer_->signals[phase][blockIdx.x][party_.rank], signal);
+      have_met = await(&space_->signals[phase][blockIdx.x][threadIdx.x], signal);
     }
     return __syncthreads_and(have_met) != 0;
   }
@@ -262,20 +265,21 @@ class Signals {
     return (atomicAdd(&space_->epochs, step) >> kShift) + 1;
   }
 
-  DIGLOT_DEVICE bool await(const uint64_t* word, uint64_t signal, int peer) {
+  DIGLOT_DEVICE bool await(const uint64_t* word, uint64_t signal) {
     Deadline deadline(party_.patience);
     for (;;) {
       const uint64_t seen = load_acquire_system(word);
       if (seen == signal || seen >> kShift > epoch_) return true;
       const bool has_come = seen >> kShift == epoch_;
       if (!has_come && !deadline.is_over()) continue;
-      give_up(peer, has_come);
+      give_up(static_cast<int>(threadIdx.x), has_come);
       return false;
     }
   }
 
   SignalSpace* space_;
   Party party_;
+  SignalSpace* peer_;  // the workspace of the rank that this thread meets, if any
   uint64_t epoch_;
 };
 

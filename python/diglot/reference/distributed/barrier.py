@@ -1,4 +1,4 @@
-"""A barrier across the ranks of a group by torch.distributed: the launcher of the backend "torch"."""
+"""A barrier across the ranks of a group by torch.distributed: the backend "torch"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def barrier(
     workspace: torch.Tensor,
     scratch: torch.Tensor | None,
 ) -> str:
-    """Waits for all ranks. Unlike the kernels, the host waits too, where the group's backend does."""
+    """Waits for all ranks. The host waits too, where the group's backend does."""
     resolve: Any = torch._C._distributed_c10d._resolve_process_group
     torch.distributed.barrier(resolve(group))
     return "torch.distributed"
