@@ -43,7 +43,7 @@ class Ranks:
         rank: int,
         x: torch.Tensor,
         op: str = "sum",
-        protocol: str = "auto",
+        protocol: str = "push",
         blocks: int = 0,
         source: int = 0,
         patience: int = 60 * SECOND,

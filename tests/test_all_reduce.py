@@ -34,7 +34,7 @@ CASES = [
     (1001, FP16, "sum", "pull", 1),
     (2048, FP32, "sum", "pull", 0),
     (9001, BF16, "max", "pull", 0),  # several launches
-    (300, FP16, "min", "auto", 0),
+    (300, FP16, "min", "push", 0),
 ]
 
 

@@ -23,7 +23,7 @@ PAIRS = 32 * PUSH_WARPS  # of four bytes each, that a program pushes at once
 # Of a thread: two programs fit on an SM, so that all programs of two groups run at once.
 PUSH_REGISTERS, PULL_REGISTERS = 64, 128
 ACCESSES = 4  # of 16 bytes, that a thread of a pull makes to each rank's memory at once, at most
-FEW_TILES = 128  # of which each has fewer accesses, so that there are more
+FEW_TILES = 128  # where there are fewer tiles, each has fewer accesses
 
 
 @triton.jit
@@ -312,11 +312,11 @@ def all_reduce(
         op: "sum", "avg", "max" or "min".
         group: the name of the group; kernels do not need it.
         protocol: "push", "pull" (staged), or "in place": all ranks' inputs lie at byte `source` of
-            their workspaces. "auto" pushes short inputs, and "auto in place" also stages some.
+            their workspaces.
         packets, most_pushed: where push's slots begin, and the bytes of data that one holds.
         staging, most_staged: where the two buffers of a staged pull begin, and their bytes. Longer
             inputs take several launches.
-        blocks: programs of a launch at most; 0: the planner's choice.
+        blocks: programs of a launch at most; 0: one per SM.
         call: a number of 16 bits, equal for calls that fit each other.
         patience: of a wait, in nanoseconds.
     """
@@ -326,27 +326,16 @@ def all_reduce(
     if op not in OPS:
         raise ValueError("all_reduce: op must be sum, avg, max or min")
     bytes = n * size
-    is_push = protocol == "push" or (
-        protocol in ("auto", "auto in place")
-        and bytes <= min(most_pushed, device.tuned("all_reduce.both.push_bytes", ranks))
-    )
-    is_in_place = protocol == "in place" or (
-        protocol == "auto in place"
-        and not is_push
-        and bytes > device.tuned("all_reduce.both.staged_bytes", ranks)
-    )
+    is_push, is_in_place = protocol == "push", protocol == "in place"
     if is_push and bytes > most_pushed:
         raise ValueError("all_reduce: more bytes than a slot of packets holds")
 
-    def programs(table: str, tiles: int, part: int) -> int:
-        most = blocks or device.tuned(f"all_reduce.triton.{table}", part)
-        return device.programs(min(tiles, most, signal.MOST_PROGRAMS.value), 1)
-
+    most_programs = min(blocks or device.multiprocessors, signal.MOST_PROGRAMS.value)
     if is_push:
         pairs = triton.cdiv(bytes, 8)
         launch = Launch(
             all_reduce_push,
-            (programs("push_programs", triton.cdiv(pairs, PAIRS), bytes),),
+            (device.programs(min(triton.cdiv(pairs, PAIRS), most_programs), 1),),
             (workspace, input, out),
             (rank, n, packets, 2 * most_pushed),
             (ranks, OPS[op], input.address in (0, 8) and bytes % 8 == 0, PAIRS),
@@ -365,7 +354,7 @@ def all_reduce(
     launches = tuple(
         Launch(
             all_reduce_pull,
-            (programs("pull_programs", triton.cdiv(part, tile), part * size),),
+            (device.programs(min(triton.cdiv(part, tile), most_programs), 1),),
             (workspace, input, out),
             (rank, first, part, staging, most_staged),
             (ranks, OPS[op], not is_in_place, input.is_aligned, tile, THREADS),

@@ -272,11 +272,11 @@ void dispatch_ranks(int64_t ranks, Function function) {
 // what kernels reach through addresses: all ranks' workspaces and the report.
 //
 // `protocol` is "push", "pull" (staged), or "in place": all ranks' inputs lie at the same place of
-// their workspaces. "auto" pushes short inputs, and "auto in place" also stages some.
+// their workspaces.
 //
 // In a workspace, push's slots begin at byte `packets` and hold `most_pushed` bytes of data each.
 // The two buffers of a staged pull begin at `staging` and have `most_staged` bytes each. Longer
-// inputs take several launches. `blocks` 0: the planner's choice. `call` is a number of 16 bits,
+// inputs take several launches. `blocks`: at most; 0: one per SM. `call` is a number of 16 bits,
 // equal for calls that fit each other. `source` is where an input "in place" lies.
 void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Operand& input,
                 std::string_view, std::string_view op, std::string_view protocol, int64_t rank,
@@ -287,21 +287,15 @@ void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Op
   if (n == 0) return;
   const int64_t size = size_of(input.dtype), bytes = n * size;
   const auto space = workspace.as<SignalSpace>();
-  const bool is_auto = protocol == "auto" || protocol == "auto in place";
-  const bool is_push =
-      protocol == "push" || (is_auto && bytes <= most_pushed &&
-                             bytes <= planner.tuned(Tunable::kAllReducePushBytes, ranks));
-  const bool is_in_place =
-      protocol == "in place" || (protocol == "auto in place" && !is_push &&
-                                 bytes > planner.tuned(Tunable::kAllReduceStagedBytes, ranks));
+  const bool is_push = protocol == "push", is_in_place = protocol == "in place";
   if (is_push && bytes > most_pushed) {
     throw std::invalid_argument("all_reduce: more bytes than a slot of packets holds");
   }
-  const auto blocks_of = [&](Tunable table, int64_t part, int64_t bytes_of_block) {
-    const int64_t most = blocks > 0 ? blocks : planner.tuned(table, part);
-    const int64_t room = std::min<int64_t>(planner.device.multiprocessors(), kMostSignalBlocks);
-    return static_cast<unsigned>(
-        std::clamp<int64_t>((part + bytes_of_block - 1) / bytes_of_block, 1, std::min(most, room)));
+  const int64_t most_blocks =
+      std::min<int64_t>(blocks > 0 ? blocks : planner.device.multiprocessors(), kMostSignalBlocks);
+  const auto blocks_of = [&](int64_t part, int64_t bytes_of_block) {
+    const int64_t needed = (part + bytes_of_block - 1) / bytes_of_block;
+    return static_cast<unsigned>(std::min(needed, most_blocks));
   };
   dispatch_floating(input.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -315,7 +309,7 @@ void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Op
           const float divisor = op == "avg" ? static_cast<float>(ranks) : 1.f;
           if (is_push) {
             constexpr int kBytes = kPushThreads * sizeof(uint2);
-            Launch how{blocks_of(Tunable::kAllReducePushBlocks, bytes, kBytes), kPushThreads};
+            Launch how{blocks_of(bytes, kBytes), kPushThreads};
             how.is_cooperative = true;
             planner.add<all_reduce_push<T, Op, kRanks>>(how, space, rank, ranks, number, patience,
                                                         packets, 2 * most_pushed, n,
@@ -326,7 +320,7 @@ void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Op
           for (int64_t first = 0; first < n; first += most) {
             const int64_t part = std::min(most, n - first);
             constexpr int kBytes = kPullThreads * kPulledBytes / kRanks;
-            Launch how{blocks_of(Tunable::kAllReducePullBlocks, part * size, kBytes), kPullThreads};
+            Launch how{blocks_of(part * size, kBytes), kPullThreads};
             how.is_cooperative = true;
             const auto from = input.as<const T>() + first;
             const auto to = out.as<T>() + first;

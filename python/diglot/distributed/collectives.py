@@ -68,12 +68,12 @@ def all_reduce(
     if name == "torch" or space is None:
         run(
             name, ALL_REDUCE, "all_reduce",
-            [], NONE, x, group.group_name, op, "auto", 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, out,
+            [], NONE, x, group.group_name, op, "", 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, out,
         )  # fmt: skip
         return out
     space.enter()
     at = space.layout
-    offset = space.offset(x) if at.symmetric else -1
+    protocol, offset = space.protocol(x)
     run(
         name,
         ALL_REDUCE,
@@ -83,7 +83,7 @@ def all_reduce(
         x,
         space.name,
         op,
-        "auto" if offset < 0 else "auto in place",
+        protocol,
         space.rank,
         space.ranks,
         at.packets,

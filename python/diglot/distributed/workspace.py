@@ -13,6 +13,7 @@ import torch.distributed
 
 from diglot.backends.capture import is_captured, ordinary_tensors
 from diglot.backends.registry import INTERPRET
+from diglot.backends.tunables import tunables
 from diglot.distributed.layout import (
     ALIGNMENT,
     MOST_RANKS,
@@ -69,6 +70,8 @@ class Workspace:
     Attributes:
         rank, ranks: of the group.
         layout: where things lie.
+        push_bytes, staged_bytes: the sizes, at most, that are pushed, and that are staged although
+            they lie in the workspace. configs/tunables/ has them.
 
     Raises:
         RuntimeError: the group has a workspace, its ranks' arguments or GPUs differ, their GPUs do
@@ -101,7 +104,13 @@ class Workspace:
         if not INTERPRET:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.name = str(group.group_name)
-        self._check_ranks(group)
+        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        numbers = tunables(gpu)
+        self.push_bytes: int = min(
+            self.layout.most_pushed, numbers.read("all_reduce.host.push_bytes", self.ranks)
+        )
+        self.staged_bytes: int = numbers.read("all_reduce.host.staged_bytes", self.ranks)
+        self._check_ranks(group, gpu)
         with ordinary_tensors():
             self.report = torch.zeros(REPORT_WORDS, dtype=torch.int64)
             if self.device.type == "cuda":
@@ -117,12 +126,9 @@ class Workspace:
         self._stream: torch.cuda.Stream | None = None
         _workspaces[group] = self
 
-    def _check_ranks(self, group: Any) -> None:
+    def _check_ranks(self, group: Any, gpu: str) -> None:
         """Raises unless all ranks' workspaces and GPUs are alike: they choose the same launches."""
-        name = self.device.type
-        if name == "cuda":
-            name = torch.cuda.get_device_name(self.device)
-        mine = (name, *self.layout)
+        mine = (gpu, *self.layout, self.push_bytes, self.staged_bytes)
         every: list[Any] = [None] * self.ranks
         torch.distributed.all_gather_object(every, mine, group)
         for rank, other in enumerate(every):
@@ -163,12 +169,16 @@ class Workspace:
             own = self.memory.own.view(torch.uint8)[begin : begin + count * dtype.itemsize]
             return own.view(dtype).view(shape)
 
-    def offset(self, tensor: torch.Tensor) -> int:
-        """Where a tensor lies in the room for symmetric tensors, in bytes; -1 outside of it."""
+    def protocol(self, tensor: torch.Tensor) -> tuple[str, int]:
+        """How a tensor is reduced, and where it lies in the workspace, in bytes, if "in place"."""
+        bytes = tensor.numel() * tensor.element_size()
+        if bytes <= self.push_bytes:
+            return "push", 0
         place = tensor.data_ptr() - self.memory.own.data_ptr()
-        end = place + tensor.numel() * tensor.element_size()
-        is_inside = self.layout.room <= place and end <= self.layout.bytes
-        return place if is_inside and place % 16 == 0 else -1
+        is_inside = self.layout.room <= place and place + bytes <= self.layout.bytes
+        if is_inside and place % 16 == 0 and bytes > self.staged_bytes:
+            return "in place", place
+        return "pull", 0
 
     def check(self) -> None:
         """Raises RuntimeError if a kernel has waited too long for a peer."""

@@ -19,10 +19,6 @@ namespace diglot {
 
 // Each is a number or a table. A table's entries add a key to the name, such as ".64" or ".more".
 #define DIGLOT_TUNABLES(X)                                                                       \
-  X(kAllReducePullBlocks, "all_reduce.cuda.pull_blocks")                                         \
-  X(kAllReducePushBlocks, "all_reduce.cuda.push_blocks")                                         \
-  X(kAllReducePushBytes, "all_reduce.both.push_bytes")                                           \
-  X(kAllReduceStagedBytes, "all_reduce.both.staged_bytes")                                       \
   X(kClipBlocks, "clip_grad_norm.cuda.blocks")                                                   \
   X(kElementwiseTinyElements, "elementwise.cuda.tiny_elements")                                  \
   X(kElementwiseSmallVectors, "elementwise.cuda.small_vectors")                                  \

@@ -7,8 +7,8 @@
 //     if (!signals.meet(kOpening)) ...       // every rank's staging is there
 //     ... = peers' staging[...]
 //
-// Each rank has a workspace that all ranks' GPUs can address. It begins with a SignalSpace, zero at
-// first but for its addresses. All ranks launch the same kernels on it, with equal grids, in the
+// Each rank has a workspace that all ranks' GPUs can address. It begins with a SignalSpace, whose
+// words after its addresses are zero at first. All ranks launch the same kernels on it, with equal grids, in the
 // same order and one after the other. Every block of such a kernel constructs one Signals. All
 // blocks of a grid must run at once.
 //
