@@ -102,8 +102,8 @@ class Training:
         )  # fmt: skip
 
 
-def _weights_after(training: Training, step: Callable[[], object], steps: int = 10) -> list[Tensor]:
-    for _ in range(steps):
+def _weights_after(training: Training, step: Callable[[], object]) -> list[Tensor]:
+    for _ in range(10):
         step()
     return [parameter.detach().clone() for parameter in training.parameters]
 

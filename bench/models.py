@@ -224,16 +224,17 @@ def groups(rows: Sequence[Row]) -> Groups:
     return found
 
 
+WORST = 20  # cases in the table
 WORST_HEADER = (
     "op", "direction", "language", "dtype", "shape", "time µs", "best peer", "peer / ours",
     "share of a copy", "plan",
 )  # fmt: skip
 
 
-def worst(rows: Sequence[Row], count: int = 20) -> list[list[str]]:
+def worst(rows: Sequence[Row]) -> list[list[str]]:
     """The cases in which the best peer is furthest ahead, under `WORST_HEADER`."""
     lines = []
-    for ratio in sorted(ratios(rows), key=lambda ratio: ratio.value)[:count]:
+    for ratio in sorted(ratios(rows), key=lambda ratio: ratio.value)[:WORST]:
         row, share = ratio.row, ratio.row.get("share_of_copy")
         shape = "x".join(map(str, row["shape"]))
         cells = [row["op"], row["direction"], row["provider"], row["dtype"], shape]

@@ -10,10 +10,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from diglot.bench import marks, pictures, standing
 from diglot.bench.evidence import ROOT
 from diglot.bench.markdown import put, table
-from diglot.bench.op_plans import plans, rows
+from diglot.bench.op_plans import cases, plans, rows
 from diglot.bench.op_reference import reference
 from diglot.bench.result_files import read_file
 
@@ -27,6 +29,15 @@ FILES = {
 }
 JUDGED = ("cuda", "triton", "torch")
 FEW_ULP = 20
+# Options that set how sums are rounded, in words, and what benchmarks take where none is named.
+SUMS = {("precision", "TF32"): "TF32", ("fast", True): "fast sums", ("fast", False): "exact sums"}
+DEFAULTS = {"scaled_mm": {"fast": True}}
+CANCELLED = """
+Errors without a unit are shares of the result's largest element, not ulp. Where the terms of a sum
+cancel, its result is near zero and has a tiny ulp, while each term was rounded by its own. So the
+worst figure in ulp, {:.2g} here, says how well a sum cancelled, and not how good a kernel is."""
+OF_FLOAT64 = """
+The oracle of float64 is PyTorch's result in float64. An error of 0 says that all bits are equal."""
 Report = dict[str, Any]
 
 
@@ -41,23 +52,35 @@ def accuracy(report: Report) -> list[str]:
     found: dict[tuple[str, str], dict[str, dict[str, float]]] = defaultdict(dict)
     for row in report["rows"]:
         if row["provider"] in JUDGED and "worst_share" in row and "float" in row["dtype"]:
-            errors = found[row["direction"], row["dtype"]].setdefault(row["provider"], {})
+            errors = found[_case(row)].setdefault(row["provider"], {})
             for name in ("worst_ulp", "worst_share"):
                 errors[name] = max(errors.get(name, 0.0), float(row[name]))
     if not found:
         return []
-    lines = [
-        "Largest error against float64 in the same run, in ulp. Where sums cancel, an ulp of a",
-        "tiny result says little; then it is the error as a share of the largest element.",
-        "",
-    ]
-    body = []
-    for case, of in found.items():
-        ulps = [of[name]["worst_ulp"] for name in ("cuda", "triton") if name in of]
-        style = "{worst_ulp:.3g} ulp" if max(ulps) < FEW_ULP else "{worst_share:.1e}"
+    body, cancelled = [], 0.0
+    for (what, dtype), of in found.items():
+        worst = max(of[name]["worst_ulp"] for name in ("cuda", "triton") if name in of)
+        is_share = worst >= FEW_ULP
+        cancelled = max(cancelled, worst * is_share)
+        style = "{worst_share:.1e}" if is_share else "{worst_ulp:.3g} ulp"
         cells = [style.format(**of[name]) if name in of else "–" for name in JUDGED]
-        body.append([*case, *cells])
-    return [*lines, *table(["direction", "dtype", *JUDGED], body)]
+        eps = torch.finfo(getattr(torch, dtype.partition(",")[0])).eps
+        body.append([what, dtype, *cells, f"{eps / 2:.1e}" if is_share else "0.5 ulp"])
+    return [
+        "Largest error against float64 in the same run. The last column is what rounding the exact",
+        "result to its dtype can cost alone.",
+        *([CANCELLED.format(cancelled)] if cancelled else []),
+        *([OF_FLOAT64] if any(dtype == "float64" for _, dtype in found) else []),
+        "",
+        *table(["direction", "dtype", *JUDGED, "rounding once"], body),
+    ]
+
+
+def _case(row: Report) -> tuple[str, str]:
+    """Direction and dtype, with the options that set how sums are rounded."""
+    options = DEFAULTS.get(row["op"], {}) | row["options"]
+    words = [word for (name, value), word in SUMS.items() if options.get(name) == value]
+    return row["direction"], ", ".join([row["dtype"], *words])
 
 
 def measured(report: Report | None, image: str | None) -> str:
@@ -114,6 +137,8 @@ def render(with_plans: bool) -> dict[Path, str]:
         title = op.rstrip("_")
         if with_plans and report is not None and f"<!-- {title} plans:begin -->" in text:
             parts["plans"] = plans(op, _shapes(report))
+        if with_plans and f"<!-- {title} cases:begin -->" in text:
+            parts["cases"] = cases(op)
         for part, made in parts.items():
             name = f"{title} {part}"
             text = put(text, name, made) if f"<!-- {name}:begin -->" in text else text

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from diglot.backends.plans import Plan
-from diglot.bench.harness import OURS
+from diglot.backends.plans import Plan, PlannedRun, plan_runs
+from diglot.bench.harness import COLD, OURS, Benchmark, Case
 from diglot.bench.markdown import table
+from diglot.bench.reports import kind_text, shape_text
+from diglot.tools.gpus import named_device
 from diglot.tools.inspect import calls_of
 from diglot.tools.recording import plan_call
+from diglot.tools.resources import TensorLike
 
 
 def rows(op: str, page: str) -> str:
@@ -43,6 +49,60 @@ def plans(op: str, shapes: Iterable[tuple[int, ...]]) -> str:
         for direction, texts in found.items():
             body.append(["×".join(map(str, shape)), direction, *texts])
     return "\n".join(table(["shape", "direction", "CUDA C++", "Triton"], body))
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """Tensors that are made in its scope have no memory, so that large cases cost none."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        if "device" in named:
+            named = {**named, "device": "meta"}
+            named.pop("generator", None)
+        return function(*args, **named)
+
+
+def cases(op: str) -> str:
+    """How an H200 would launch the cases of an op's benchmark in bfloat16; nothing is launched.
+
+    There is a line for the first case of each kind, and for each that has a new variant.
+    """
+    benchmark = importlib.import_module(f"diglot.bench.{op}").benchmark
+    body: list[list[str]] = []
+    seen: set[object] = set()
+    for case in benchmark.cases:
+        if case.timer in COLD and case.dtype == torch.bfloat16:
+            row = {"options": case.options, "direction": case.direction, "shape": case.shape}
+            calls = [_planned(benchmark, case, backend) for backend in OURS]
+            news = {kind_text(row), *(tuple(run.plan.variant for run in runs) for runs in calls)}
+            if not news <= seen:
+                body.append([kind_text(row), shape_text(row), *(_steps(op, of) for of in calls)])
+            seen |= news
+    return "\n".join(table(["case", "shape", "CUDA C++", "Triton"], body))
+
+
+def _planned(benchmark: Benchmark, case: Case, backend: str) -> list[PlannedRun]:
+    with _WithoutMemory():
+        likes = [(TensorLike.of(t), t.requires_grad) for t in benchmark.inputs(case)]
+    tensors = tuple(like.tensor().requires_grad_(needs) for like, needs in likes)
+    call = benchmark.providers[backend](case, tensors)
+    assert call is not None
+    with benchmark.setting(case), plan_runs(named_device("NVIDIA H200")) as runs:
+        call()
+    return runs
+
+
+def _steps(op: str, runs: Iterable[PlannedRun]) -> str:
+    """The plans of a call, each on a line that names its launcher where that is not the op's."""
+    texts = {run.launcher: f"{run.launcher}: " for run in runs}
+    texts[f"{op}_forward"] = texts[op.rstrip("_")] = ""
+    return "<br>".join(texts[run.launcher] + _text(run.plan) for run in runs)
 
 
 def _text(plan: Plan) -> str:

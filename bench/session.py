@@ -14,7 +14,7 @@ from diglot.backends.aligned_rows import OPS as ROW_OPS
 from diglot.bench import models, plan_costs
 from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
 from diglot.bench.harness import OURS, Benchmark, Case, Row
-from diglot.bench.instruments import GPU, Instruments
+from diglot.bench.instruments import GPU
 from diglot.bench.lines import lines_of
 from diglot.bench.reports import incomplete, make_report, save
 from diglot.bench.result_files import read_reports
@@ -185,14 +185,9 @@ def read(paths: Iterable[Path], ops: Sequence[str]) -> Done:
     return done
 
 
-def measure_all(
-    plan: Plan,
-    tell: Callable[[str], None],
-    instruments: Instruments | None = None,
-) -> Done:
+def measure_all(plan: Plan, tell: Callable[[str], None]) -> Done:
     """Measures, and keeps the results however it ends."""
-    instruments = instruments or GPU
-    instruments.check()
+    GPU.check()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     done = Done(gpu)
     planned, measured = sum(len(cases) for _, cases in plan.benchmarks), 0
@@ -221,7 +216,7 @@ def measure_all(
                     launches=plan.selection.ranking,
                     weighs=plan.selection.models is None,
                     tell=tell,
-                    instruments=instruments,
+                    instruments=GPU,
                 ):
                     rows += [row | hashes for row in of_case]
                     of_op += 1

@@ -46,7 +46,8 @@ from diglot.tools.gpus import named_device
 
 GPU = "NVIDIA H200"
 TREE = ROOT or Path.cwd()
-FOLDER, CONFIGS, PAGE = TREE / "bench/measured_plans", TREE / "configs", TREE / "docs/tuning.md"
+FILE = TREE / f"bench/measured_plans/{short_name(GPU)}.json"
+CONFIGS, PAGE = TREE / "configs", TREE / "docs/tuning.md"
 # What sets the time of a launch of Triton, for a problem.
 LAUNCHED = (
     "grid", "constants", "num_warps", "max_registers", "num_stages", "num_ctas",
@@ -104,10 +105,9 @@ def launched(made: Plan) -> str:
 # --- the file ------------------------------------------------------------------------------------
 
 
-def read_times(gpu: str = GPU) -> Times:
+def read_times() -> Times:
     """The times of the committed file."""
-    file = FOLDER / f"{short_name(gpu)}.json"
-    entries = json.loads(file.read_text())["entries"] if file.exists() else []
+    entries = json.loads(FILE.read_text())["entries"] if FILE.exists() else []
     return {
         Problem(
             raw["op"], raw["launcher"], raw["backend"], tuple(raw["dtypes"]), raw["layout"],
@@ -117,21 +117,20 @@ def read_times(gpu: str = GPU) -> Times:
     }  # fmt: skip
 
 
-def write_times(times: Times, gpu: str = GPU) -> None:
+def write_times(times: Times) -> None:
     """Writes the file, a problem to a line."""
     lines = []
     for problem, us in sorted(times.items(), key=lambda pair: str(pair[0])):
         raw = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
         lines.append(json.dumps(raw | {"us": dict(sorted(us.items(), key=lambda p: p[1]))}))
     text = ",\n".join(lines)
-    FOLDER.mkdir(exist_ok=True)
     about = '"about": "bench/stored_plans.py says what this file has."'
-    (FOLDER / f"{short_name(gpu)}.json").write_text(f'{{{about},\n"entries": [\n{text}\n]}}\n')
+    FILE.write_text(f'{{{about},\n"entries": [\n{text}\n]}}\n')
 
 
-def stores(gpu: str = GPU) -> Iterator[tuple[Path, Store]]:
+def stores() -> Iterator[tuple[Path, Store]]:
     """The files of configs/, and what they have."""
-    for file in sorted(CONFIGS.glob(f"*/{short_name(gpu)}.json")):
+    for file in sorted(CONFIGS.glob(f"*/{FILE.name}")):
         if file.parent.name != "tunables":
             yield file, store.read(file.parent.name, file)
 

@@ -1,9 +1,9 @@
 """What waits for asynchronous copies and for messages, in machine code (SASS).
 
 Copies from global to shared memory (LDGSTS, cp.async) arrive when they like, until DEPBAR waits for
-them. Messages of a cluster are waited for at an mbarrier (SYNCS), whose phase has a parity: of the
-n-th exchange by two barriers in turn it is that of n / 2. A launch that begins early waits for the
-one before it by ACQBULK (griddepcontrol.wait).
+them. Threads wait at an mbarrier (SYNCS) for messages of a cluster. Its phase has a parity: two
+barriers take turns, so the n-th exchange has that of n / 2. A launch that begins early waits for
+the one before it by ACQBULK (griddepcontrol.wait).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def successors(code: list[Instruction]) -> list[list[int]]:
 
 
 def cycles(follow: list[list[int]]) -> Iterator[set[int]]:
-    """Sets of more than one instruction, each of which is reached from each (Tarjan, 1972)."""
+    """Sets of more than one instruction in which each is reached from each (Tarjan, 1972)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     open_ones: list[int] = []
@@ -131,7 +131,7 @@ def _any(code: list[Instruction], numbers: Iterable[int], kind: Kind) -> bool:
 
 
 def faults_of_copies(listing: str) -> list[str]:
-    """What is wrong with the waits of a kernel for its asynchronous copies."""
+    """Faults of a kernel's waits for its asynchronous copies."""
     code = read(listing)
     first_copy = next((i for i, one in enumerate(code) if is_copy(one)), None)
     if first_copy is None:
@@ -256,7 +256,7 @@ def _computed(one: Instruction, of: list[Callable[[], int]]) -> int | None:
 
 
 def faults_of_messages(listing: str) -> list[str]:
-    """What is wrong with the waits of a kernel for messages."""
+    """Faults of a kernel's waits for messages."""
     code = read(listing)
     if not any(is_poll(one) for one in code):
         return []
@@ -286,7 +286,7 @@ def faults_of_messages(listing: str) -> list[str]:
 
 
 def faults_of_early_start(listing: str) -> list[str]:
-    """What is wrong with a kernel whose launch may begin while the one before it runs."""
+    """Faults of a kernel whose launch may begin while the one before it runs."""
     code = read(listing)
     wait = next((i for i, one in enumerate(code) if one.name == "ACQBULK"), None)
     if wait is None:

@@ -30,9 +30,9 @@ BACKENDS = [*KERNELS, "torch"]
 
 
 def sampled(step: int) -> pytest.MarkDecorator:
-    """What Triton's kernels are compiled for, and of how many of them one is: for make test of
-    `step`, since to look into one takes the better part of a second. A step that has no factor in
-    common with the numbers of types, directions and the like meets every one of these.
+    """The architectures of Triton's kernels, and a step: `make test` compiles one kernel in `step`,
+    since a look into one takes most of a second. A step that has no factor in common with the
+    numbers of types, directions and the like meets every one of these.
     """
     few = pytest.param("sm_90", step, marks=pytest.mark.compiled)
     return pytest.mark.parametrize(("architecture", "step"), [few, ("sm_90", 1), ("sm_80", 1)])
@@ -48,7 +48,7 @@ def needs_cuda(test: Callable[..., None]) -> Callable[..., None]:
     return test if HAS_CUDA else pytest.mark.gpu(test)
 
 
-# Marks a test of what is said of kernels on the CPU.
+# Marks a test of messages about kernels on the CPU.
 needs_interpreters = pytest.mark.skipif(
     DEVICE == "cuda" or len(diglot.available_backends("cpu")) < 3,
     reason="the interpreters are not on",
@@ -67,7 +67,7 @@ def launched(backend: str, name: str, *arguments: Any) -> str:
     """Runs a launcher, with the scratch that it needs; the variant that ran.
 
     Args:
-        arguments: the launcher's, but for its scratch.
+        arguments: the launcher's, without its scratch.
     """
     run(backend, name.removesuffix("_forward").removesuffix("_backward"), name, *arguments)
     last = last_run()
@@ -75,16 +75,16 @@ def launched(backend: str, name: str, *arguments: Any) -> str:
     return last.variant
 
 
-# For tests that take long where Triton's kernels are interpreted, and only there; and for those of
-# what an op is to PyTorch, of which interpreted kernels' language is no part: test_operator.py and
-# test_compile.py have them in both.
+# For tests that take long only where Triton's kernels are interpreted. Also for tests of an op as
+# PyTorch sees it, where the language does not matter: test_operator.py and test_compile.py have
+# both languages.
 slow_interpreted = [pytest.mark.slow] if DEVICE == "cpu" else []
 SLOW_TRITON = pytest.param("triton", marks=slow_interpreted)
 SLOW_BACKENDS = [CUDA, SLOW_TRITON, "torch"]
 
 
 def mostly_slow(cases: Iterable[tuple[Any, ...]], *kept: tuple[Any, ...]) -> list[Any]:
-    """Cases, of which make test has those that are kept: each value of each parameter once."""
+    """Cases; `make test` has only the kept ones, with each value of each parameter once."""
     return [pytest.param(*case, marks=[] if case in kept else pytest.mark.slow) for case in cases]
 
 
@@ -107,10 +107,10 @@ needs_extension = pytest.mark.skipif(why_no_code() is not None, reason=str(why_n
 
 FLOATING = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
-# Greatest error against the float64 oracle, in ulp of the result's dtype, where that is normal, and
-# in units of the least normal number below it: against the rounded oracle in 16 bits, against the
-# oracle itself in 32. In 64 bits the oracle is no better than what it judges: of exact values both
-# are within 7 ulp (tests/test_gelu_float64.py), and of each other, in these tests, within 11.
+# Greatest error against the float64 oracle, in ulp of the result's dtype. Below the least normal
+# number, that number's ulp counts. In 16 bits the oracle is rounded, in 32 it is not. In 64 bits
+# the oracle is no better than what it judges: of exact values both are within 7 ulp
+# (tests/test_gelu_float64.py), and of each other, in these tests, within 11.
 ULP = {torch.float32: 2.0, torch.float16: 1.0, torch.bfloat16: 1.0, torch.float64: 24.0}
 
 

@@ -75,7 +75,7 @@ def toy(**changes):
 
 
 def failing_after(calls):
-    """A function that doubles so many times, and then raises."""
+    """A function that doubles `calls` times, and then raises."""
     counter = itertools.count()
 
     def function(x):

@@ -122,7 +122,7 @@ class Browser:
         return found[ELEMENT]
 
     def click(self, selector: str) -> None:
-        """As by a mouse: fails where something else would be hit."""
+        """Clicks like a mouse: fails where something else would be hit."""
         self._ask("POST", f"/element/{self.find(selector)}/click", {})
 
     def press(self, key: str) -> None:

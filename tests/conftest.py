@@ -19,13 +19,16 @@ from hypothesis import settings
 from bench.evidence import RESULTS, commit, gpu_short_name, source_hash, versions
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
-if WORKER is not None and "CUDA_VISIBLE_DEVICES" not in os.environ:
-    # Workers share out a machine's GPUs. Each sees two, since some tests need another GPU.
-    gpus = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*"))
+if WORKER is not None:
+    # Workers share out the GPUs of a machine, or of CUDA_VISIBLE_DEVICES. Each sees two, since some
+    # tests need another GPU.
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = [path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")]
+    gpus = sorted(found, key=int) if named is None else named.split(",")
     if len(gpus) > 2:
         first = int(WORKER[2:])
         pair = [gpus[(first + i) % len(gpus)] for i in range(2)]
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, pair))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(pair)
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     # Before anything imports diglot or defines a Triton kernel: both look once.
@@ -127,7 +130,7 @@ def is_of_these_sources(path: Path) -> bool:
 
 
 class _Record:
-    """Deselects tests that need a GPU where there is none; keeps count; reports at the end."""
+    """Deselects tests that need a GPU on machines without one; keeps count; reports at the end."""
 
     def __init__(self) -> None:
         self.deselected = 0
@@ -179,7 +182,7 @@ class _Record:
             return
         device, path = torch.cuda.get_device_name(), outcome_file()
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The hash is the one taken at the start: a tree edited meanwhile was not what was tested.
+        # The hash is from the start: a tree that was edited meanwhile is not the tested one.
         record: dict[str, Any] = {
             "gpu": device,
             "gpus": torch.cuda.device_count(),

@@ -81,7 +81,7 @@ def sum_rows_by_descriptor(
 
 @launcher
 def sum_rows(input: Operand, descriptors: int, out: Operand) -> Plan:
-    """Sums of rows in float32; the launch has room for so many descriptors."""
+    """Sums of rows in float32; the launch has room for that number of descriptors."""
     rows, columns = input.shape
     grid = (triton.cdiv(rows, TILE[0]),)
     scalars = (rows, columns, input.strides[0])

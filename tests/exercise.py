@@ -70,7 +70,7 @@ def barriers(backend: str) -> None:
 WHOLE = (1, 4099, 1 << 17, (1 << 19) + 5, (1 << 21) + 3, 1 << 23)
 
 
-# Of float64, so many that blocks have several tiles.
+# Of float64, and long enough that blocks have several tiles.
 PARKED = 1_200_003
 
 

@@ -1,7 +1,7 @@
-"""Triton's interpreter in less time: what it does again and again, in vain, or element by element.
+"""Triton's interpreter in less time: it skips work that it repeats or does element by element.
 
-Results are the same but for one thing: what `tl.reduce` combines with a function of its own it
-combines in another order, of halves, as a GPU's threads do too, instead of one after the other.
+Results are the same with one exception. Where `tl.reduce` has a function of its own, it combines
+halves, as a GPU's threads do, instead of one element after the other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def patch_once() -> None:
         return [m for m in function.__globals__.values() if m is tl or m is tl.core]
 
     def replace_once(function: Any) -> Any:
-        # What is replaced in a language is replaced as a whole, and such as `load` are no builtins.
+        # A language is replaced as a whole, and then functions such as `load` are no builtins.
         if any(tl.core.is_builtin(language.load) for language in languages(function)):
             replace(function)
         return scope()  # nothing to restore
@@ -84,7 +84,7 @@ def remember_shapes() -> None:
 
 
 def unwrap_at_once() -> None:
-    """What is no constant is asked four times what it is."""
+    """A value that is no constant is asked four times for its kind."""
     unwrap = tl.core._unwrap_if_constexpr
     nested = (list, tuple, tl.tuple)
 

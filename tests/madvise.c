@@ -1,6 +1,6 @@
 // Stands before the system's madvise (LD_PRELOAD): writes down who asks for what, and whether the
-// last page was there already. Has those that ask for pages to be made ready wait until so many
-// threads did.
+// last page was there already. Makes those that ask for ready pages wait until a number of threads
+// has asked.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdatomic.h>

@@ -2,9 +2,9 @@
 
     LD_PRELOAD=madvise.so python new_results.py ENGINE:VARIABLE=VALUE ...
 
-Each argument runs in a child, which begins with PyTorch imported. The child prints what was asked
-of the system, and by which threads. It prints where three results are: a new one, a small one, and
-an `out`.
+Each argument runs in a child, which begins with PyTorch imported. The child prints what the program
+asked of the system, and which threads did. It prints where three results are: a new one, a small
+one, and an `out`.
 """
 
 from __future__ import annotations

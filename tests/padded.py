@@ -13,7 +13,7 @@ MIXED = [(4, 8), (3, 7), (1, 1), (1, 3), (2, 2), (4, 1), (1, 8), (3, 4), (2, 5),
 
 
 def make_pooled():
-    """A function that reads padding: sums over it would show what is there."""
+    """A function that reads padding: its sums over it would show the padding's values."""
     linear = nn.Linear(4, 3).requires_grad_(False)
 
     def pooled(x, mask):

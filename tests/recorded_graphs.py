@@ -121,7 +121,7 @@ class RecordedDevice:
     Attributes:
         stream: the thread's current one.
         waits: pairs of streams: the first was made to wait for the second.
-        uses: pairs of a stream and the address of what was said to be used on it.
+        uses: pairs of a stream and the address of memory that it uses.
         fails_at: the operator that finds no memory in a capture.
         captures: how many were begun.
         elapsed: what `elapsed_ms` says a call took; by default the host's clock says it.

@@ -1,6 +1,6 @@
 """A GPU that is simulated, in PyTorch's place: a queue, a cache, and the clocks of host and device.
 
-What is timed on it takes exactly as long as it says, so that a timer is judged without a GPU.
+Timed work takes exactly as long as it says, so that a timer is judged without a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class SimulatedGpu:
 
     Attributes:
         host_us: the host's clock.
-        device_us: when the device is done with all that was enqueued.
+        device_us: when the device ends all that was enqueued.
     """
 
     def __init__(self, l2_bytes=50 << 20):

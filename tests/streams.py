@@ -1,4 +1,5 @@
-"""What is expected bit by bit; streams whose work is done as late as events allow, in an odd order.
+"""Exact expected results, bit by bit; streams that do their work as late as events allow, in an odd
+order.
 
 A GPU may do the work of its streams in any order that their events leave open, and mostly does it
 in the one that a test would want. These do it in a random one: a wait that is missing shows as
@@ -91,8 +92,8 @@ class LazyStream:
         self.add("run", lambda: [target.copy_(origin) for target, origin in pairs])
 
     def run(self, function):
-        """Later, where nobody needs what it returns; but for the first one, which says what results
-        are like.
+        """Runs later, since nobody needs the result. Only the first call runs at once: it says what
+        results are like.
         """
         if not self.ran or not self.runtime.shares_compute:
             self.ran = True

@@ -13,7 +13,7 @@ import diglot
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sum_is_rounded_first(backend, dtype):
-    """Its norm is that of the rounded sum: of 1 and what is too small to add, that of 1."""
+    """Its norm is that of the rounded sum: where the addend is too small, that of the input."""
     x = torch.ones(2, 64, device=DEVICE, dtype=dtype)
     x[:, ::2] = -1
     small = torch.rand(2, 64, device=DEVICE).to(dtype) * torch.finfo(dtype).eps / 5

@@ -86,8 +86,8 @@ SAMPLE = re.compile(
     r"|(layer_norm|softmax)_forward_rows<RowShape<[^>]*>, __nv_bfloat16, __nv_bfloat16>"
     r"|layer_norm_backward_sum<"
 )
-# What is launched so that it begins early: sums over groups of rows, and the second walk over
-# columns in two launches.
+# Launches that begin early: sums over groups of rows, and the second walk over columns in two
+# launches.
 BEGINS_EARLY = re.compile(r"norm_backward_sum<|\(Walk\)3")
 
 

@@ -1,7 +1,7 @@
 """Ops whose programs wait for each other, compiled from Triton: their grid barrier is in its place.
 
-Triton's interpreter runs what is before a barrier and what is behind it as two launches, so that a
-barrier that is missing changes nothing there. So the compiled code is read, and so is that of
+Triton's interpreter runs the code before a barrier and the code behind it as two launches, so that
+a barrier that is missing changes nothing there. So the compiled code is read, and so is that of
 mutations.
 """
 
@@ -38,8 +38,8 @@ def events_of(ptx: str) -> list[str]:
 
 
 def faults_of(ptx: str) -> list[str]:
-    """What is wrong with a kernel that has one grid barrier: partial results are stored, all
-    threads have stored theirs, the program arrives, it polls, all threads go on, and load.
+    """Faults of a kernel that has one grid barrier. In a right one all threads store partial
+    results, the program arrives and polls, and then all threads go on and load.
     """
     events = events_of(ptx)
     if events.count("arrival") != 1:
@@ -76,7 +76,7 @@ def compile_op(op: str, folder: Path, package: Path) -> dict[str, str]:
 
 
 class Mutation(NamedTuple):
-    """A piece of Triton's source that another one takes the place of, and what is then wrong."""
+    """A piece of Triton's source, another that takes its place, and the fault that this makes."""
 
     file: str
     right: str

@@ -1,7 +1,7 @@
 """What the benchmarks' instruments say on a GPU, beside PyTorch's, Triton's and plain events.
 
-Other tests may use the GPU at the same time, and make a time longer: each figure has some tries, of
-which the median counts where two timers should agree.
+Other tests may use the GPU at the same time, and make a time longer. So each figure has some tries,
+and their median counts where two timers should agree.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ def by_do_bench(function):
 
 @pytest.mark.parametrize("other", [by_events, by_do_bench])
 def test_times_agree(other):
-    """Of an op that memory alone limits. Timers leave a GPU in between calls in different ways, and
-    its clock with it, of which gelu's time depends: on one machine by 3 %, on others by less.
+    """Of an op that memory alone limits. Timers leave a GPU in between calls in different ways,
+    which changes its clock. gelu's time depends on the clock: on one machine by 3 %, on others by
+    less.
     """
     x, y = torch.randn(2, 16384, 8192, device="cuda")
     add = functools.partial(diglot.add, x, y, backend="cuda")

@@ -42,7 +42,7 @@ def rows_of(benchmark, **how):
 
 
 def spoiled(result, elements=1):
-    """A result of which some elements are a little wrong: the last ones."""
+    """A result that is a little wrong in its last elements."""
     made = result.detach().clone()
     made.view(-1)[-elements:] += 1e-2
     return made
@@ -131,7 +131,7 @@ DROPOUT = Case("forward", FP32, (64, 128), {"p": 0.1})
 
 @pytest.mark.parametrize("timer", ["device", "warm", "graph", "host"])
 def test_dropout_is_called_as_by_a_user(timer, monkeypatch):
-    """Without a seed, which it draws anew in each call, as its peers do."""
+    """Without a seed: each call draws one, as its peers do."""
     given = []
     original = dropout_bench.diglot.dropout
 
@@ -192,7 +192,7 @@ def compiled(monkeypatch):
 
 
 def test_modes_are_told(compiled):
-    """Each case is compiled anew, once for all modes; only a case that asks is autotuned."""
+    """Each case is compiled by itself, once for all modes; only a case that asks is autotuned."""
     cases = [Case("forward", FP32, (8, 4)), Case("forward", FP32, (8, 4), autotuned=True)]
     benchmark = toy(cases=cases)
     benchmark.compiled({"forward": lambda x: 2 * x})

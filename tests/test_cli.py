@@ -105,7 +105,7 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("gelu", "exactly one of --input FILE and --shape SIZES must be given"),
+        ("gelu", "--input FILE and --shape SIZES must be given, such as --shape 64x1024"),
         ("gelu --input a.npy --shape 3", "exactly one of --input FILE and --shape SIZES"),
         ("gelu --shape 3x", "--shape must be sizes joined by x, such as 8192x8192, not '3x'"),
         ("gelu --shape ٣", "--shape must be sizes joined by x"),
@@ -160,7 +160,7 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
     ],
 )
 def test_mistakes_are_one_line(arguments, message, tmp_path, monkeypatch):
-    """What is wrong with an input file: tests/test_inputs.py."""
+    """Wrong input files: tests/test_inputs.py."""
     np.save(tmp_path / "a.npy", np.ones(3, np.float32))
     (tmp_path / "folder.pt").mkdir()
     monkeypatch.chdir(tmp_path)

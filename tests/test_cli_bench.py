@@ -39,7 +39,7 @@ def fake_gpu(monkeypatch):
 
 
 def interrupted_after(cases, by=signal.SIGINT):
-    """A timer in which Ctrl-C is pressed, or another signal sent, after so many cases."""
+    """A timer in which Ctrl-C is pressed, or another signal sent, after a number of cases."""
     left = iter(range(cases))
 
     def timer(calls, prepare):

@@ -50,7 +50,7 @@ def test_compare(columns):
     # Whole, in one line, and beside what it is of.
     assert sum(bool(re.search(r"grad_weight +[\d.]+ +\[\d+\]", line)) for line in lines) == 3
     text = "\n".join(lines)
-    assert "GB/s" not in text and "spills" not in text  # of which nothing is known here
+    assert "GB/s" not in text and "spills" not in text  # nothing is known of these here
 
 
 @widths
@@ -174,7 +174,7 @@ def test_an_estimate_grows_with_the_elements(monkeypatch):
 
 @needs_interpreters
 def test_masked_lanes_are_silent():
-    """Triton's interpreter computes them too: log(0) and 0/0, of which NumPy warns."""
+    """Triton's interpreter computes them too: log(0) and 0/0, and NumPy warns of these."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         diglot.log_softmax(torch.randn(7, 33), -1, backend="triton")

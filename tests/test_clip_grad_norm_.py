@@ -144,7 +144,7 @@ def test_error_if_nonfinite(backend, value):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_norms_beyond_float16(backend):
-    """They are computed in float32: only what is returned is infinite, which counts as an error."""
+    """They are computed in float32: only the returned norm is infinite, and counts as an error."""
     grads = [torch.full((100,), 6e4, dtype=torch.float16, device=DEVICE)]
     with pytest.raises(RuntimeError, match="is inf"):
         clip(grads, 1.0, error_if_nonfinite=True, backend=backend)

@@ -346,7 +346,7 @@ def test_picture(suffix, tmp_path):
         (errors,) = figure.axes
         assert all_three.device in figure.get_suptitle()
         legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    # What is said stands beside what is drawn, and a scale that changes says where.
+    # Words stand beside what they explain, and a scale that changes says where.
     assert not errors.texts
     assert len(legend) == 4 and any("tolerance" in text for text in legend)
     assert "linear below the line at 1, logarithmic above" in errors.get_ylabel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 from backends import BACKENDS, DEVICE, HAS_CUDA, KERNELS
 from functorch.compile import aot_module_simplified, make_boxed_func

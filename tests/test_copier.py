@@ -115,7 +115,7 @@ def test_python_goes_on_meanwhile(threads):
 
 
 def test_closing_waits_for_what_was_begun(threads):
-    """And leaves out what was not: of each piece all is there, or nothing."""
+    """And leaves out the others: of each piece all is there, or nothing."""
     big = HostArray(torch.ones(1 << 24, dtype=torch.uint8))
     buffers = [torch.zeros(1 << 24, dtype=torch.uint8) for _ in range(20)]
     copies = [threads.submit([Piece(big, 0, 1 << 24, buffer)]) for buffer in buffers]

@@ -61,7 +61,7 @@ def operands(device="cuda"):
 
 
 def check(results, x, row, of=step):
-    """By float64; where sums cancel, the error is that of what is added."""
+    """By float64; where sums cancel, the addends set the error."""
     wide = (t.detach().double().requires_grad_() for t in (x, row))
     for result, expected in zip(results, STEPS[of](*wide), strict=True):
         atol = 2e-5 * expected.abs().max().item()
@@ -76,7 +76,7 @@ def test_work_goes_to_the_current_stream(backend, of):
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(side):
-        # On another stream than this one, the op would read what was there before.
+        # On another stream than this one, the op would read the values from before.
         torch.cuda._sleep(200_000_000)
         x.copy_(torch.randn_like(x))
         row.copy_(torch.randn_like(row))
@@ -233,7 +233,7 @@ def sanitize(tool, *arguments):
     if sanitizer is None:
         pytest.skip("compute-sanitizer is not installed")
     command = [sanitizer, "--tool", tool, "--error-exitcode", "17"]
-    # PyTorch's own kernels are not what is tested.
+    # PyTorch's own kernels are not under test.
     ours = ("gelu_", "add_", "dropout_", "clip_", "softmax_", "norm_", "standardize_", "grid_")
     for name in ours:
         command += ["--kernel-name", f"kernel_substring={name}"]
@@ -243,7 +243,7 @@ def sanitize(tool, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # Each tensor an allocation of its own, so that what is beyond its end is beyond all ends.
+        # Each tensor is an allocation of its own, so that memory beyond its end is beyond all ends.
         env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
     )
     if "Device not supported" in done.stdout:

@@ -42,8 +42,9 @@ def test_snippets_run():
     assert len(pages) >= 15
     answer = run_snippets(pages, CUDA_VISIBLE_DEVICES="")
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    # README's first block prints what is shown below it, but for PyTorch's kernel, which is not the
-    # same everywhere; where nothing is interpreted it prints that one alone.
+    # README's first block prints the lines that stand below it. PyTorch's line is left out, since
+    # its kernel is not the same everywhere. Where nothing is interpreted, the block prints that
+    # line alone.
     shown = re.search(r"^cuda   tensor.*\ntriton tensor.*$", README.read_text(), re.MULTILINE)
     assert f"## README.md\n{shown.group()}\ntorch " in answer.stdout
     assert answer.stdout.startswith("## as it stands\ntorch ")
@@ -94,3 +95,12 @@ def test_quotes_are_in_their_files():
 
 def test_readme_has_two_screens():
     assert len(README.read_text().splitlines()) <= 150
+
+
+def test_an_entry_of_the_changelog_is_one_line():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    lines = [line for line in text.partition("### Added\n")[2].splitlines() if line]
+    others = [line for line in lines if not re.match(r"- \S|\*\*|##", line)]
+    assert len(lines) > 100 and others == []
+    assert [line for line in lines if len(line) > 110] == []
+    assert [line for line in set(lines) if line.startswith("- ") and lines.count(line) > 1] == []

@@ -1,4 +1,4 @@
-"""What is decided at import, by variables; and what is not loaded then."""
+"""Decisions at import, by variables; and modules that an import does not load."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-# What is decided when diglot is imported takes a process for each case. They fork from one that has
-# imported what takes long: PyTorch, and its compiler, which imports Triton, unless that is still to
-# be told to interpret; then at least what the compiler imports before.
+# Decisions at import take a process for each case. They fork from one that has imported the slow
+# modules: PyTorch and its compiler. The compiler imports Triton, so a process that must still tell
+# it to interpret imports only the compiler's other modules.
 IN_NEW_PROCESSES = """
 import json, os, sys, traceback
 import torch

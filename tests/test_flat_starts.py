@@ -138,7 +138,7 @@ int main() {
 }
 """
 START = "const int64_t first = static_cast<int64_t>(blockIdx.x) * kBlockVectors + threadIdx.x;"
-# What is 32 bits wide instead.
+# The part that is 32 bits wide instead.
 MUTATIONS = {
     "nothing": ("\n", "\n"),
     "the product": (START, START.replace("static_cast<int64_t>(blockIdx.x)", "blockIdx.x")),

@@ -112,8 +112,8 @@ def test_a_fault_of_triton_is_found(tmp_path, fault):
 
 @pytest.fixture(scope="module")
 def few_dimensions(tmp_path_factory):
-    """A folder with a copy of the sources, whose kernels take two dimensions at a time in CUDA C++:
-    a few rows make several slices, so that rows may be long.
+    """A folder with a copy of the sources, whose kernels take two dimensions at a time in CUDA C++.
+    Then a few rows make several slices, so that rows may be long.
     """
     folder = tmp_path_factory.mktemp("slices")
     places = copy_of_sources(folder)

@@ -52,7 +52,7 @@ DISTRIBUTIONS = [
 
 
 def around(mean: float, std: float, terms: int, farthest: float, count: int) -> torch.Tensor:
-    """Values up to so many standard deviations from where one of the terms is greatest."""
+    """Values at most `farthest` standard deviations from where one of the terms is greatest."""
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(count, generator=generator, dtype=torch.float64) * 2
     z = torch.cat([z, torch.linspace(-farthest, farthest, count, dtype=torch.float64)])

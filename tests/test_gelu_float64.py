@@ -25,7 +25,7 @@ ROOTS = {"none": ERF_ROOT[0], "tanh": TANH_ROOT[0]}
 
 
 def values(approximate: str) -> torch.Tensor:
-    """Both sides, the far tail, and what is next to the derivative's root, up to its neighbours."""
+    """Both sides, the far tail, and the derivative's root with its neighbours."""
     root = torch.tensor(ROOTS[approximate], dtype=torch.float64)
     steps = torch.tensor(
         [0.0, 1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 0.1, 0.4, 0.49, 0.51], dtype=root.dtype
@@ -53,7 +53,7 @@ def exact_slope(x, approximate):
 
 
 def errors(result: torch.Tensor, x: torch.Tensor, function, approximate: str) -> torch.Tensor:
-    """In ulp, of which the exact value is not rounded."""
+    """In ulp of the exact value, which is not rounded."""
     rights = [function(exact.mpf(value), approximate) for value in x.tolist()]
     apart = [
         float(exact.mpf(own) - right) for own, right in zip(result.tolist(), rights, strict=True)
@@ -79,7 +79,7 @@ def test_exact_values(by, approximate):
 
 @pytest.mark.parametrize("approximate", FARTHEST)
 def test_where_the_oracle_ends(approximate):
-    """Zeros, infinities and NaN, as kernels have them; what is large does not overflow."""
+    """Zeros, infinities and NaN, as kernels have them; large values do not overflow."""
     x = torch.tensor([0.0, -0.0, 1e4, -1e4, 1e300, -1e300, torch.inf, -torch.inf, torch.nan])
     x = torch.cat([x, torch.tensor([1e300, -1e300], dtype=torch.float64)])
     result, slope = gelu_oracle(x, approximate), gelu_derivative_oracle(x, approximate)

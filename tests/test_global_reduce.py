@@ -33,7 +33,7 @@ LAUNCHERS = [f"{op}_{direction}" for op in OPS for direction in ("forward", "bac
 
 
 class Launch:
-    """A launcher's arguments but for the grid, and what it writes."""
+    """A launcher's arguments without the grid, and its output."""
 
     def __init__(self, name: str, x: torch.Tensor, grad: torch.Tensor, out: torch.Tensor) -> None:
         self.name, self.out = name, out
@@ -68,7 +68,7 @@ class Launch:
         return rstd * (grad - grad.mean() - y * (grad * y).mean())
 
     def assert_right(self, result: torch.Tensor) -> None:
-        """Of what cancels, the error is that of what is subtracted."""
+        """Where terms cancel, the error is that of the terms."""
         oracle = self.oracle()
         rounding, error = torch.finfo(result.dtype).eps, sum_error(result.dtype)
         largest = oracle.abs().max().item()
@@ -77,7 +77,7 @@ class Launch:
         )
 
     def __call__(self, backend: str, blocks: int) -> tuple[torch.Tensor, ...]:
-        """Runs it on so many blocks."""
+        """Runs it on a number of blocks."""
         written = [self.statistics] if self.name == "standardize_forward" else []
         written.append(self.out)
         self.variant = launched(backend, self.name, *self.inputs, blocks, *written)
@@ -86,7 +86,7 @@ class Launch:
 
 # On a GPU far more blocks; interpreted, Triton runs three programs at most.
 GRIDS = [1, 2, 3, 7, 64, 132, 264] if DEVICE == "cuda" else [1, 2, 3, 8]
-# So many that blocks have several tiles, of which some are parked in shared memory.
+# Long enough that blocks have several tiles, and park some in shared memory.
 SIZE = 9_000_017 if DEVICE == "cuda" else 15_017
 
 

@@ -19,7 +19,7 @@ from diglot.tools.measure import Timing
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """In a GPU's place the recorded device; every call takes as many microseconds as are set."""
+    """A recorded device in a GPU's place; every call takes the set number of microseconds."""
     install(monkeypatch)
     times = {}
 

@@ -338,7 +338,7 @@ def test_a_gradient_that_is_wanted_later(device):
             graphed(x)
 
 
-# --- what is known of it -------------------------------------------------------------------------
+# --- its description -----------------------------------------------------------------------------
 
 
 def test_report(device, pooled):

@@ -91,7 +91,7 @@ def raises():
 
 @pytest.mark.parametrize("function", [raises, lambda: None])
 def test_a_capture_that_breaks(calls, function):
-    """An empty capture takes its place and ends, and so does another, of which all are told."""
+    """An empty capture takes its place and ends, and so does another; all are told of both."""
     gpu = module.CudaDevice(CUDA)
     pool = gpu.new_pool()
     del calls[:]
@@ -115,7 +115,7 @@ def test_a_function_that_raises(calls):
 
 @pytest.mark.parametrize("is_native", [True, False])
 def test_the_stream_of_a_call(calls, monkeypatch, is_native):
-    """There is none in a capture."""
+    """A call in a capture has no free stream."""
     now = {"handle": 7, "is_captured": False}
 
     class Library:

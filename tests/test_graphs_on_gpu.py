@@ -21,7 +21,7 @@ STEPS = 10
 
 @pytest.fixture(autouse=True)
 def graphs_alone():
-    """Graphs of other tests are gone, so that what is held is a test's own."""
+    """Graphs of other tests are gone, so that a test counts only its own memory."""
     gc.collect()
     torch.cuda.synchronize()
     yield
@@ -188,7 +188,7 @@ def test_results_outlive_their_graph():
 
 
 def test_a_rebuilt_pool_frees_memory():
-    """Results that a callable has kept do not hold what was dropped."""
+    """Results that a callable has kept do not hold dropped memory."""
     pool = Pool("cuda")
     x = torch.ones(1 << 24, device="cuda")
     graphed = capture(lambda x: x * 3 + 1, x, pool=pool)

@@ -25,7 +25,7 @@ def model_of(width):
 
 @contextlib.contextmanager
 def held(stream):
-    """What is enqueued on the stream now waits for the end of the context, or for 20 seconds."""
+    """Work that the stream gets now waits for the end of the context, or for 20 seconds."""
     gate = torch.zeros(1, dtype=torch.int32).pin_memory()
     status = driver().cuStreamWaitValue32_v2(
         ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint64(gate.data_ptr()), ctypes.c_uint32(1), 0

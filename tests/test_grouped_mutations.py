@@ -76,7 +76,7 @@ def test_a_fault_is_found(name, tmp_path):
         ("K", a.mT, integers(ROWS, COLUMNS)),
         ("contiguous K", a.mT.contiguous(), integers(ROWS, COLUMNS)),
     ):
-        if kind != "rows":  # what is zeroed must not be multiplied by zero
+        if kind != "rows":  # zeros must not be multiplied by zero
             second[75:150] = torch.inf
         expected = grouped_mm_oracle(first, second, offsets).bfloat16()
         held = first if kind == "contiguous K" else a

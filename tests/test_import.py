@@ -25,8 +25,8 @@ LIBRARY = sorted(
     and path not in (DOOR, PACKAGE / "__main__.py")
 )
 
-# A second process of a user's finds compiled files, which tests do not write: compiling is no part
-# of the time.
+# A second process of a user's finds compiled files. Tests write none, so the time leaves compiling
+# out.
 MEASURED = """
 import json, sys, time
 import torch

@@ -19,7 +19,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 
 def npy_header(elements: int) -> bytes:
-    """A .npy file of so many elements, without them."""
+    """A .npy file that claims a number of elements, without them."""
     head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({elements},), }}\n".encode()
     return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head
 

@@ -1,4 +1,4 @@
-"""`diglot inspect`: every stage of both languages' kernels, and what is told of them."""
+"""`diglot inspect`: every stage of both languages' kernels, and its report."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_save(tmp_path):
         inspect.save(found, tmp_path / "no/out")
 
 
-# What is told of kernels that were never compiled: two of CUDA's, of which one is launched twice.
+# The report on kernels that were never compiled: two of CUDA's, one of them launched twice.
 KERNEL = KernelResources(
     name="scale<float, (Form)0>",
     architecture="sm_90a",
@@ -270,7 +270,7 @@ def recorded(monkeypatch):
 
 
 def test_calls(recorded):
-    """What is asked about is the call that was meant, in both directions."""
+    """The question is about the call that was meant, in both directions."""
     found = inspect.inspect(
         "add", shape=(3, 5), dtype=torch.bfloat16, alpha=2, architecture="sm_80"
     )
@@ -439,7 +439,7 @@ def test_several_binaries_are_not_written_one_behind_the_other(recorded, monkeyp
 
 
 def test_one_language_does_not_keep_the_other(recorded):
-    """An architecture that the extension lacks: what there is is shown, and why the rest is not."""
+    """An architecture that the extension lacks: the rest is shown, and why this part is not."""
     result = run("inspect", "gelu", "--arch", "sm_100")
     assert result.exit_code == 0 and "triton scale_flat" in result.stdout
     assert "cuda: the CUDA extension holds machine code for sm_80, sm_90a" in result.stderr

@@ -42,7 +42,7 @@ def test_one_lane_of_a_warp_is_elected(run):
     assert torch.equal(out, torch.full_like(out, THREADS // 32))
 
 
-# What is said, under every seed.
+# The message, under every seed.
 PLANTED = {
     "not_initialised": "an mbarrier is used that is not initialised",
     "initialised_again": "an mbarrier is initialised again, without invalidate()",
@@ -62,7 +62,7 @@ PLANTED = {
     "cluster_two_arrivals": "a second arrival at the cluster's barrier",
 }
 OF_REGISTERS = {"release_that_takes", "half_a_warp_of_registers"}
-# What is said depends on the order of threads: one of these.
+# The message depends on the order of threads: one of these.
 RACES = {
     "parity_not_flipped": ("race", "has written", "two phases of an mbarrier ended"),
     "arrival_twice": ("race", "arrivals more than its"),

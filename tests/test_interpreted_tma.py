@@ -74,7 +74,7 @@ def test_right_kernels(run, kernel, seed):
     assert torch.equal(out, RIGHT[kernel]())
 
 
-# What is said under every seed, with race checks.
+# The message under every seed, with race checks.
 PLANTED = {
     "bytes_of_two_tiles": ["Mbarrier::wait()", "expected 2048 bytes, got 1024"],
     "negative_store": ["coordinate 0 is -4: only a load may begin at a negative one"],

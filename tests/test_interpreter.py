@@ -26,7 +26,7 @@ def run():
     return runner(build_interpreted())
 
 
-# What the message must hold besides the kernel's name and the line of the source.
+# Parts of the message, beside the kernel's name and the line of the source.
 PLANTED = {
     # Which of the two is found first depends on the order of the threads.
     "missing_barrier": ["shared memory is read that no thread of the block has written"],

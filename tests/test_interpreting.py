@@ -1,4 +1,4 @@
-"""What is said and refused where kernels are interpreted, or could be."""
+"""Messages and refusals where kernels are interpreted, or could be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while what is under way is to be brought to an end."""
+"""Ctrl-C while a run is under way and must end in order."""
 
 from __future__ import annotations
 

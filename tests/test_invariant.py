@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+import torch._dynamo.testing
 from backends import DEVICE, KERNELS
 from row_ops import OPS, parameters, softmax
 
@@ -49,7 +50,7 @@ def apart(x):
     return x.t().contiguous().t()
 
 
-# What is made of nine rows, and what is to come of their results.
+# What to make of nine rows, and what their results must equal.
 WAYS = {
     "some": (lambda x: x[2:5], lambda y: y[2:5]),
     "one": (lambda x: x[7:8], lambda y: y[7:8]),

@@ -160,7 +160,7 @@ print(dict(runs[0].plan.tunables)["rows.both.planned_rows"], torch.compiler.conf
 
 @pytest.mark.parametrize("value", ["invariant", pytest.param("invarient", marks=pytest.mark.slow)])
 def test_the_variable(value):
-    """It selects the mode from the start; a value that is none is told by name."""
+    """It selects the mode from the start; an unknown value is told by name."""
     environment = {**os.environ, "DIGLOT_PLANS": value, "DIGLOT_INTERPRET": "1"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     command = [sys.executable, "-c", SCRIPT]

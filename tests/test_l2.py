@@ -311,7 +311,7 @@ def test_no_refusal(driver):
 
 
 def test_a_capture(driver):
-    """Its kernels get the window; what is set aside is the business of a scope around a replay."""
+    """Its kernels get the window; a scope around a replay sets cache aside."""
     driver.capturing = True
     with persist(TABLE):
         assert driver.windows[7] == TABLE_WINDOW

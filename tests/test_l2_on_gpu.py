@@ -1,4 +1,4 @@
-"""L2 persistence on a GPU: what the driver says of streams, graphs and what is set aside."""
+"""L2 persistence on a GPU: the driver's word on streams, graphs and the size set aside."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def windows_of(graph):
 
 
 def settled():
-    """Waits for the GPU, and for what persist does afterwards; what is set aside then."""
+    """Waits for the GPU, and for the work of persist after it; the size set aside then."""
     torch.cuda.synchronize()
     all_resets_done()
     return l2.info().set_aside
@@ -138,7 +138,7 @@ def test_what_is_set_aside_already_needs_no_wait(table):
         torch.cuda._sleep(1_000_000_000)
         small = table[: 6144 // 24]
         began = time.perf_counter()
-        for _ in range(3):  # what is set aside was rounded up, by more than these need
+        for _ in range(3):  # the size set aside was rounded up, by more than these need
             with persist(small, 2**-10):
                 small.sum()
         took = time.perf_counter() - began

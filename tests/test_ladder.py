@@ -37,7 +37,7 @@ def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def fault(run, name, sizes, **options) -> str:
-    """What is wrong with a kernel: the interpreter's message, "another product", or ""."""
+    """The fault of a kernel: the interpreter's message, "another product", or ""."""
     m, n, k = sizes
     given, expected = operands(m, n, k)
     message, out = run(
@@ -74,7 +74,7 @@ class TestCuda:
 
 
 def test_a_step_asks_for_what_the_model_says():
-    """Whole tiles: TMA loads the bytes that the floors count, and no product is made in vain."""
+    """Whole tiles: TMA loads the bytes that the floors count, and every product is needed."""
     if DEVICE != "cpu":
         pytest.skip("the interpreter counts")
     path, (m, n, k) = build_interpreted(KERNELS), (512, 512, 128)
@@ -193,7 +193,7 @@ const std::vector<Entry> kernels = {""" + ",".join(entries).replace("start<", "s
         assert any(found) == (name != "none"), (name, found)
 
 
-# --- what is compiled, and what is said ----------------------------------------------------------
+# --- compilation, and messages -------------------------------------------------------------------
 
 TMA, PRODUCTS = "UTMALDG.2D", "HGMMA.64x{}x16.F32.BF16"
 CODE = {

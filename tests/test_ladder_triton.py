@@ -81,7 +81,7 @@ def test_a_tile_is_stored_where_it_belongs(steps, tmp_path, name, start):
     assert torch.equal(result, expected) == (start == START)
 
 
-# --- what is compiled ----------------------------------------------------------------------------
+# --- compilation ---------------------------------------------------------------------------------
 
 COMPILED = """
 import json, sys

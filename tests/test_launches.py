@@ -27,7 +27,7 @@ def op(fn, state=None):
 
 
 def look(fn, chunk, state=None):
-    """What is seen, and how many launches that took."""
+    """The verdict, and how many launches that took."""
     with record_runs() as runs:
         of = op(fn, state)
         like = [Like(chunk.shape, chunk.dtype)]

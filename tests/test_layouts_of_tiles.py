@@ -1,5 +1,5 @@
-"""Right products, interpreted with race checks: whatever the boxes by which TMA loads the operands,
-no descriptor is said to read them in another order.
+"""Right products, interpreted with race checks: whatever boxes TMA loads the operands in, no
+descriptor is said to read them in another order.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_a_table_as_text_and_as_json(monkeypatch, tmp_path):
         lesson.show(lambda: pytest.fail("the lesson has run"), lesson.options())
 
 
-# --- what is counted -----------------------------------------------------------------------------
+# --- counts --------------------------------------------------------------------------------------
 
 
 def test_addresses(monkeypatch):
@@ -268,7 +268,7 @@ def test_a_lesson_says_what_is_wrong(monkeypatch):
         lesson.call("block_size", "gelu_of", 5, 32, 4, x, x)
 
 
-# --- what is compiled ----------------------------------------------------------------------------
+# --- compilation ---------------------------------------------------------------------------------
 
 # In a process of its own, because here kernels are interpreted.
 COMPILED = """

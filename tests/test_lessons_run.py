@@ -139,8 +139,8 @@ def column(table, name):
     return [row[name] for row in table["rows"]]
 
 
-# What a column of each lesson's figures must say, on every machine that has nvcc: the number of the
-# table, the column's name, and what it holds or what is true of it.
+# What a column of each lesson's figures must say, on every machine that has nvcc: the table's
+# number, the column's name, and its content or a check of it.
 SAID = {
     "autotune": (0, "bytes a load", [4, 4, 4]),
     "bank_conflicts": (0, "steps of 32 reads", [None, 32, 1, 1, None]),

@@ -22,7 +22,7 @@ def test_where_softmax_is_zero(backend):
 
 @pytest.mark.parametrize("backend", KERNELS)
 def test_next_to_zero(backend):
-    """Of a row with one great element, as exact as a sum of so many next to one is in float32."""
+    """With one great element in a row, as exact as a sum of that length next to one in float32."""
     x = torch.full((300,), -12.0, device=DEVICE)
     x[7] = 0
     error = (diglot.log_softmax(x, backend=backend).double() - log_softmax_oracle(x)).abs()
@@ -31,7 +31,7 @@ def test_next_to_zero(backend):
 
 @pytest.mark.parametrize("backend", KERNELS)
 def test_as_a_loss(backend):
-    """What it is mostly for: the gradient of a cross entropy is softmax less what is right."""
+    """Its main use: the gradient of a cross entropy is softmax less the target."""
     x = torch.randn(9, 1000, device=DEVICE, requires_grad=True)
     target = torch.randint(1000, (9,), device=DEVICE)
     loss = torch.nn.functional.nll_loss(

@@ -43,8 +43,8 @@ OPS = {
 def peak_bytes(function, *arguments):
     """Bytes asked for at the peak of a call, beyond those before it.
 
-    What the allocator takes for them may be more: it does not split a free block if little would be
-    left, so that the figure would depend on what ran before.
+    The allocator may take more for them. It does not split a free block if little would be left, so
+    that the figure would depend on earlier calls.
     """
     gc.collect()  # what an earlier call left would be freed in this one
     torch.cuda.synchronize()
@@ -88,7 +88,9 @@ def test_nothing_is_transposed(backend, layout, what):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_norms_allocate_their_results(backend, dtype, op):
-    """And what is of a row; the backward pass a workspace too, and nothing of the input's size."""
+    """And statistics of rows. The backward pass allocates a workspace too, and nothing of the
+    input's size.
+    """
     for make in (lambda x: x, lambda x: x[::2], lambda x: x.transpose(0, 1)):
         norm = Norm.draw(op, (64, 32, 4096), dtype)
         norm = Norm(op, [make(a) for a in norm.arrays], norm.parameters)
@@ -114,7 +116,7 @@ def test_norms_allocate_their_results(backend, dtype, op):
 @pytest.mark.parametrize("layout", PAIRS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_but_the_sum_is_allocated(backend, layout):
-    """Of operands of different layouts, too, of which none is made like the other."""
+    """Of operands of different layouts, too: neither is copied into the other's layout."""
     x, y = PAIRS[layout](*(torch.randn(64, 64, device="cuda") for _ in range(2)))
     diglot.add(x, y, backend=backend)
     peak, result = peak_bytes(lambda: diglot.add(x, y, backend=backend))

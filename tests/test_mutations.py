@@ -190,7 +190,7 @@ RING_FAULTS = {
 
 
 def copy_of_sources(folder: Path) -> dict[str, Path]:
-    """What is imported and compiled, by the names of its folders in the repository."""
+    """Imported and compiled files, by the names of their folders in the repository."""
     left_out = shutil.ignore_patterns("*.so", "__pycache__")
     places = {
         "configs": folder / "python/diglot/configs",

@@ -1,7 +1,7 @@
 """Results that a call allocates: who makes their pages ready, and which, by counting.
 
 Another madvise stands before the system's, in a process of its own, so that the library's calls are
-seen as Python's are. What is not seen there is not done, however fast.
+seen as Python's are. A program that skips work fails here, however fast it is.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def seen(shim):
 
 
 def asked(answer, advice):
-    """(begin, end, thread) of what was asked for of the result's memory, by addresses."""
+    """(begin, end, thread) of requests for the result's memory, by addresses."""
     begin, end = answer["address"], answer["address"] + answer["size"]
     return sorted(
         (at, at + size, thread)

@@ -190,7 +190,7 @@ def test_peeled_rows_that_begin_alike(op, n):
 @needs_cuda
 @pytest.mark.parametrize("offset", range(9))
 def test_an_input_that_begins_between_multiples_of_16_bytes(offset):
-    """What is beside it is not a number."""
+    """The memory beside it is not a number."""
     rows, n = 12, 768
     norm = Norm.draw("rms_norm", (rows, n), torch.bfloat16)
     around = torch.full((rows * n + 32,), float("nan"), dtype=torch.bfloat16, device=DEVICE)

@@ -31,7 +31,7 @@ from diglot.backends.runs import observe_runs, plan
 from diglot.backends.tunables import use_tunables
 
 ROWS = [1, 2, 7, 8, 127, 128, 256, 1000, 1024, 2048, 4096, 4099]
-FUSED_ROWS = [1, 8, 127, 1024, 4099]  # their kernels are the others', of which they are instances
+FUSED_ROWS = [1, 8, 127, 1024, 4099]  # their kernels are instances of the others'
 LONG = [8192, 9001, 16384, 32768, 40_004, 65_536, 70_001, 131_072]
 
 
@@ -63,7 +63,7 @@ VARIANTS = {
         4096: (REGISTERS, SHARED),
         4099: (REGISTERS, SHARED),
         40_004: (CLUSTER, CLUSTER),
-        # The interpreter has no room for so many blocks at once.
+        # The interpreter has no room for that number of blocks at once.
         148_001: (CLUSTER, "a row across the grid" if DEVICE == "cuda" else "a row read twice"),
     },
     "triton": {7: (HELD, HELD), 4099: (HELD, HELD), 33_000: (TOGETHER, TOGETHER)},
@@ -193,7 +193,7 @@ def test_parameters(backend, op, parameters):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_each_gradient_alone(backend, op):
-    """Only what is asked for is computed, and is as when all are."""
+    """Only the requested gradient is computed, and equals that of all together."""
     norm = Norm.draw(op, (5, 40)).require_grad()
     grads = [torch.randn(5, 40, device=DEVICE) for _ in norm.arrays]
     together = torch.autograd.grad(norm(backend), norm.tensors, grads)
@@ -223,7 +223,7 @@ def test_gradient_of_one_output(backend, op):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_several_dimensions(backend, op):
-    """Of a row, of what is around rows, or none around."""
+    """Several dimensions make a row, and one, several or none are around it."""
     for shape, dims in (((3, 2, 5, 7), 2), ((2, 3, 4, 8), 1), ((6, 8), 2), ((2, 1, 9, 1), 3)):
         norm = Norm.draw(op, shape, torch.float32, "both", dims)
         norm.check(backend)
@@ -361,7 +361,7 @@ def test_every_gradient_is_written_and_no_other(backend, op, dtype):
 @pytest.mark.parametrize("op", PLAIN)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_rows_of_groups(backend, op):
-    """Fewer rows than groups, and several to each: what is summed is the same."""
+    """Fewer rows than groups, and several to each: the same sums."""
     with use_tunables({"norm_backward.*.groups": 3, "norm_backward.*.one_group_rows": 0}):
         for rows in (1, 2, 10):
             for n in (40, 61):
@@ -515,8 +515,10 @@ def test_gradients_against_float64(backend, op, data):
 @pytest.mark.parametrize("op", PLAIN)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_rows_do_not_know_of_each_other(backend, op):
-    """No bit of a row depends on how many there are; or on which it is, but for where a row that is
-    peeled begins between multiples of 16 bytes: its elements are shared out from there."""
+    """No bit of a row depends on the number of rows, or on the row's place. A peeled row is the
+    exception: where it begins between multiples of 16 bytes sets how its elements are shared
+    out.
+    """
     for shape in ((50, 96), (40, 61), (7, 3000)):
         norm = Norm.draw(op, shape)
         (whole,) = norm(backend)
@@ -532,7 +534,9 @@ def test_rows_do_not_know_of_each_other(backend, op):
 @pytest.mark.parametrize("op", FUSED)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fused_is_the_composition(backend, op, dtype):
-    """Of the sum as it is rounded, but for the order of a row's sums: to a last bit in 16 bits."""
+    """It is the norm of the sum as it is rounded. The order of a row's sums may differ: then the
+    last bit may too, in 16 bits.
+    """
     for shape in ((5, 64), (3, 61), (2, 1030)):
         norm = Norm.draw(op, shape, dtype)
         out, total = norm(backend)
@@ -772,7 +776,7 @@ def test_bad_gradients(op):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_modules(backend):
-    """PyTorch's modules with another forward: parameters, states, what is printed."""
+    """PyTorch's modules with another forward: parameters, states, text."""
     x = torch.randn(2, 3, 4, device=DEVICE)
     own, theirs = diglot.nn, torch.nn
     for kind, arguments, options in (

@@ -28,8 +28,8 @@ def test_every_op_has_its_page_and_its_parts():
         parts = ["reference", "measured", "files"]
         if "Where rows are held" in text:
             parts.append("rows")
-        if "What an H200 would launch" in text:
-            parts.append("plans")
+        if op not in standing.WORKLOADS:
+            parts.append("plans" if f"<!-- {op.rstrip('_')} plans:begin -->" in text else "cases")
         for part in parts:
             begin, end = (f"<!-- {op.rstrip('_')} {part}:{of} -->" for of in ("begin", "end"))
             assert len(text.split(begin)[1].split(end)[0].split()) > 5, (op, part)
@@ -44,6 +44,38 @@ def test_the_reference_is_the_docstring():
     inherited = op_reference.reference("rms_norm")
     assert "**Raises.** As `diglot.layer_norm`." in inherited
     assert "diglot.dropout(input, p=0.5" in op_reference.reference("dropout")
+
+
+@needs_extension
+def test_cases_are_planned_without_memory():
+    made = op_plans.cases("scaled_mm")
+    assert "| blocks, fast False forward | 4096×4096×4096 | wgmma, blocks, tiles of" in made
+    # The 8192×28672×8192 of one scale is launched as 4096×4096×4096 is.
+    assert "8192×28672×8192" not in made
+    assert "<br>moe_activation_forward: " in op_plans.cases("moe")
+
+
+def test_errors_of_sums_that_cancel_are_shares():
+    errors = {"worst_ulp": 1e5, "worst_share": 2e-3}
+    few = {"worst_ulp": 0.5, "worst_share": 2e-3}
+    made = op_pages.accuracy(
+        report(
+            row("cuda", 1.0, dtype="bfloat16", **errors),
+            row("cuda", 1.0, options={"precision": "TF32"}, **errors),
+            row("torch", 1.0, options={"precision": "TF32"}, **few),
+            row("triton", 1.0, direction="backward", dtype="float64", **few),
+        )
+    )
+    lines = [line for line in made if line.startswith("| ")]
+    assert lines[1:] == [
+        "| forward | bfloat16 | 2.0e-03 | – | – | 3.9e-03 |",
+        "| forward | float32, TF32 | 2.0e-03 | – | 2.0e-03 | 6.0e-08 |",
+        "| backward | float64 | – | 0.5 ulp | – | 0.5 ulp |",
+    ]
+    text = " ".join("\n".join(made).split())
+    assert "worst figure in ulp, 1e+05 here" in text and "all bits are equal" in text
+    plain = op_pages.accuracy(report(row("cuda", 1.0, **few)))
+    assert "cancel" not in "".join(plain)
 
 
 def test_rows_are_those_of_the_op():

@@ -80,7 +80,7 @@ def test_conditions_of_the_direct_path():
 
 
 def test_calls_of_one_kind_are_known():
-    """What was found out about a call holds for others of its kind, and for no others."""
+    """Facts about a call hold for others of its kind, and for no others."""
     kinds = direct.Kinds[str]()
     x, y = torch.ones(3, device=DEVICE), torch.ones(5, device=DEVICE)
     kinds.add("plain", x)

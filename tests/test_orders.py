@@ -82,8 +82,8 @@ def bits_by_order(plans):
     return count, found
 
 
-# What leads to plans of every kind: teams of a warp, of a block and of a cluster, programs that
-# share rows, tiles that are read twice, columns, two launches, chunks of the whole array.
+# Calls that lead to plans of every kind: teams of a warp, block and cluster, shared rows, tiles
+# that are read twice, columns, two launches, chunks of the array.
 CASES = {
     "rows in lanes": (softmax, (5, 48)),
     "a row of a block": (softmax, (3, 1200)),
@@ -124,7 +124,7 @@ def cases():
 
 @pytest.mark.parametrize(("backend", "op", "shape"), list(cases()))
 def test_equal_orders_give_equal_bits(backend, op, shape):
-    """Over many plans of each launch, many of which state the same order."""
+    """Over many plans of each launch; many of them state the same order."""
     for launch in launches_of(op, torch.randn(shape, device=DEVICE), backend):
         count, found = bits_by_order(tried(launch, HELD))
         assert count > len(found) > 1, launch[2]

@@ -148,7 +148,7 @@ def test_scopes():
 
 @pytest.mark.parametrize("inside", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled(inside):
-    """A compiled function is compiled anew in the scope, and the graph has diglot's ops."""
+    """A compiled function is compiled again in the scope, and the graph has diglot's ops."""
     counter = CompileCounterWithBackend("eager")
     overridden = diglot.override("torch")
 

@@ -12,7 +12,7 @@ pytestmark = INTERPRETS_CUDA
 ROWS, ROW, PITCH = 4, 20, 32  # as in planted/padding.cu
 VALUES = torch.arange(ROWS * PITCH).float()
 
-# What is said after "padding is read: ".
+# The message after "padding is read: ".
 WRONG = {
     "read_beyond": "bytes 80 to 83 of row ",
     "copy_beyond": "bytes 80 to 95 of row ",

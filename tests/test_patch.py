@@ -196,7 +196,7 @@ def test_dropout_drops_as_much(p, inplace):
 
 
 def test_compiled():
-    """A compiled model is compiled anew when it is patched and when that is undone."""
+    """A compiled model is compiled again when it is patched and when that is undone."""
     counter = CompileCounterWithBackend("eager")
     model, x = Block(), torch.randn(4, 8)
     compiled = torch.compile(model, backend=counter, fullgraph=True)
@@ -229,7 +229,7 @@ def test_the_table():
 
 
 def test_the_list():
-    """Every entry says what is needed, and no class is on it twice."""
+    """Every entry says its requirements, and no class is on it twice."""
     said = reviewed()
     assert len(said) > 250
     for name, each in said.items():

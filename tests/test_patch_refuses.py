@@ -103,7 +103,7 @@ def process_group():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_patched_and_sharded(process_group):
-    """Patched before it is sharded, a model trains as ever; with DistributedDataParallel too."""
+    """Patched before it is sharded, a model trains as before; with DistributedDataParallel too."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 

@@ -41,7 +41,7 @@ TEXT = {
 }
 HEADS = {**TEXT, "num_key_value_heads": 1, "head_dim": 16}
 IMAGES = {k: v for k, v in TEXT.items() if k.startswith(("hidden", "num", "inter"))}
-# The model's class, its settings, and how many modules of which kind are replaced.
+# The model's class, its settings, and how many modules of each kind are replaced.
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "bert": ("BertForMaskedLM", TEXT, {"layer_norm": 6, "gelu": 3, "dropout": 7}),
     "gpt2": (
@@ -171,7 +171,7 @@ def test_saved_and_loaded(name, tmp_path):
     ],
 )
 def test_training(name, rates):
-    """With dropout 0 as ever; with another rate as much is dropped, and masks differ."""
+    """With dropout 0 as before; with another rate the same share is dropped, and masks differ."""
     model = build(name, **dict.fromkeys(rates, 0.0)).train()
     inputs, original = batch(model), copy.deepcopy(model)
     diglot.patch(model, backend="torch")

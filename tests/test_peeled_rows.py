@@ -1,5 +1,6 @@
-"""Rows in CUDA C++ that begin or end between multiples of 16 bytes: of 16-byte accesses but for
-their ends, if all arrays lie alike, and of single elements if not."""
+"""Rows in CUDA C++ that begin or end between multiples of 16 bytes. If all arrays lie alike, only
+their ends are single elements, and the rest are 16-byte accesses.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ LAUNCHERS = [
     *(f"{op}_{way}" for op in ("softmax", "log_softmax") for way in ("forward", "backward")),
     *(f"{op}_forward" for op in NORMS),
 ]
-# Rows, elements of a row, from one row to the next, and before the first: rows of one element, of
-# less than an access, in lanes, in a block, in a cluster, in tiles; that begin anywhere.
+# Rows, elements of a row, from one row to the next, and before the first. Rows of one element, of
+# less than an access, in lanes, in a block, in a cluster and in tiles begin anywhere.
 LAYOUTS = [
     (9, 1, 1, 0),
     (5, 3, 3, 1),

@@ -26,7 +26,7 @@ def test_the_cache_of_pinned_buffers():
     cache.give_back(first)
     assert cache.bytes == 12 * PAGES
     cache.limit(11 * PAGES)
-    assert cache.bytes == 2 * PAGES  # what was used longest ago goes
+    assert cache.bytes == 2 * PAGES  # the buffer of the oldest use goes
     cache.limit(0)
     assert cache.bytes == 0
     with pytest.raises(ValueError, match="bytes must be 0 or more, not -1"):

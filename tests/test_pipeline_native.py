@@ -1,8 +1,8 @@
 """The native engine of the pipeline, called as diglot.stream_map calls it: what comes out is bit by
 bit what one launch gives.
 
-Where there is no GPU, its streams are simulated: what is enqueued is done in a random order, as far
-as streams and events allow one.
+Where there is no GPU, its streams are simulated: work is done in a random order, as far as streams
+and events allow one.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Array:
     """Rows on the host, or in a file, and how they are copied.
 
     Attributes:
-        rows: the tensor; of a file what is to be there.
+        rows: the tensor; of a file, its right content.
         is_output: whether it is written.
         is_staged: whether it goes through pinned buffers.
         path: the file.
         offset: of the rows in the file.
-        shift: of what is said to be that offset.
+        shift: an error of that offset.
     """
 
     rows: Tensor
@@ -78,7 +78,7 @@ class Run:
     bad_slot: int | None = None  # whose device buffers no kernel can use
 
     def buffers(self, array: Array, count: int) -> list[Tensor]:
-        """So many, for a chunk each."""
+        """This number of buffers, each for a chunk."""
         shape = (self.chunk_rows, *array.rows.shape[1:])
         return [torch.full(shape, 7, dtype=array.rows.dtype) for _ in range(count)]
 
@@ -162,7 +162,7 @@ def gelu(
 ) -> tuple[Run, Tensor]:
     """A run of gelu, and where its output goes."""
     input = draw((rows, *row_shape), dtype).cpu()
-    # What is copied in place lies beside other memory, at any address.
+    # A chunk that is copied in place lies beside other memory, at any address.
     out = pin(torch.full((rows * input[:1].numel() + 1,), 5, dtype=dtype))[1:].view_as(input)
     arrays = Array(pin(input), False, staged[0]), Array(out, True, staged[1])
     return Run("gelu_forward", (arrays[0], "none", arrays[1]), **options), out
@@ -220,7 +220,8 @@ def test_of_large_rows(chunk_rows):
     assert_bits(out.rows, x + 1)
 
 
-# What is the same for all chunks, or None for an array that is cut into chunks like the other.
+# The second operand, the same for all chunks; None: an array that is cut into chunks like the
+# other.
 ADDED = {
     "rows": None,
     "a vector": torch.randn(6),
@@ -386,7 +387,7 @@ def test_a_file_that_cannot_be_written(tmp_path):
 
 
 def test_a_chunk_that_cannot_be_written_before_others_that_can(monkeypatch, tmp_path):
-    """What is said to be valid ends before it, whatever came after."""
+    """The valid rows end before it, whatever came after."""
     x = pin(torch.randn(26, 5))
     for seed in range(20):
         monkeypatch.setenv(SEED, str(seed))

@@ -247,7 +247,7 @@ def bars(of):
 
 
 def test_the_picture_says_what_was_not_timed():
-    """Between chunks that were timed, and in a chunk of which only the host's part is known."""
+    """Between timed chunks, and in a chunk whose host part alone is known."""
     pytest.importorskip("matplotlib")
     from diglot.tools.stream_chart import UNTIMED
 

@@ -194,7 +194,7 @@ def test_what_is_valid_ends_before_a_chunk_that_cannot_be_written(seed):
 
 
 def timed(timeline):
-    """The chunks of which it is known when the device did what."""
+    """The chunks whose times on the device are known."""
     return [i for i, times in enumerate(timeline) if not all(map(math.isnan, times[2:8]))]
 
 

@@ -32,7 +32,7 @@ def test_every_small_size(row_bytes):
                 if num_slots == 1:
                     assert_covers(cut)
                     assert cut.chunk_rows * largest <= chunk_bytes
-                    # As large as may be: another row is too many, or there is none.
+                    # As large as may be: another row is too many, or all rows are taken.
                     assert (cut.chunk_rows + 1) * largest > chunk_bytes or cut.chunks <= 1
                 assert cut.slots == min(num_slots, cut.chunks)
                 slot = cut.chunk_rows * (sum(of_in) + sum(of_out))

@@ -72,7 +72,7 @@ RIGHT = {
 }
 SHARED, GLOBAL = "a race in shared memory: it ", "a race in global memory: it "
 WROTE = "reads what thread 0 of the block wrote at "
-# How the kernel runs, and what is said of it.
+# How the kernel runs, and the expected message.
 WRONG = {
     "a_lane_is_not_in_the_mask": ({}, [SHARED, " of the block "]),
     "order_by_shuffle": ({}, [SHARED, "with no barrier between (byte ", " of `values`)"]),

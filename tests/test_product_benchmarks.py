@@ -20,7 +20,7 @@ from diglot.bench.reports import make_report
 from diglot.bench.selection import load
 from diglot.tools.report.roofline import rooflines
 
-# What is asked: op, bar, its cases, and the bounds of CUDA and Triton, of a mean too.
+# The bars: op, name, cases, and the bounds of CUDA and Triton, of a mean too.
 ASKED = [
     ("matmul", "speed over cuBLAS, large", 20, (0.97, 0.95), (1.03, 1.00)),
     ("matmul", "speed of batch_invariant over the default, 512 rows or more", 4, (0.85, 0.85)),

@@ -40,7 +40,7 @@ def run(function, *tensors, **keywords):
 
 
 # Rows, columns, parts and what decides the tile: one consumer or two, all widths of sums. The
-# interpreter has eight SMs, of which clusters of five have places on five.
+# interpreter has eight SMs, and places for clusters of five on five of them.
 TILES = [
     (9, 120, 2, {"columns": 16}),
     (20, 72, 2, {"columns": 32}),

@@ -27,7 +27,7 @@ FLOAT8_PAIRS = ("E4M3.E4M3", "E4M3.E5M2", "E5M2.E4M3")
 
 
 def compiled(source: str, kernels: int, folder: Path) -> list[str]:
-    """The machine code for sm_90a of a file's kernels, none of which spills."""
+    """The machine code for sm_90a of a file's kernels; none spills."""
     nvcc = find_nvcc()
     if nvcc is None:
         pytest.skip("no nvcc")
@@ -83,7 +83,7 @@ def test_scaled_in_cuda(tmp_path):
 
 @pytest.mark.slow
 def test_groups_in_cuda(tmp_path):
-    """The same of groups, in two widths."""
+    """Likewise for groups, in two widths."""
     for code in compiled("sm_90a/grouped_mm.cu", 2, tmp_path):
         assert len(re.findall(r"\bHGMMA\.64x(128|256)x16\.F32\.BF16", code)) == 4 * 4
         assert all(name in code for name in NAMES)
@@ -92,7 +92,7 @@ def test_groups_in_cuda(tmp_path):
 
 @pytest.mark.slow
 def test_copies_in_cuda(tmp_path):
-    """A lane moves 16 bytes at once, but for the ends of lines; transposed, one element."""
+    """A lane moves 16 bytes at once, except at the ends of lines; transposed, one element."""
     for code in compiled("sm_90a/padded_copy.cu", 5, tmp_path):
         name = code.partition("\n")[0]
         wide = len(re.findall(r"LDG\.E\.128", code)), len(re.findall(r"STG\.E\.128", code))
@@ -199,8 +199,8 @@ def test_triton(cases):
     assert answers(COMPILED, cases) == [EXPECTED[case] for case in cases]
 
 
-# What may lie around a product of 4096 columns: the bias, the input (a matrix, one row for all, or
-# odd rows), `before`, the activation, its slope, odd rows of C, and factors.
+# What may lie around a product of 4096 columns. The input is a matrix, one row for all, or odd
+# rows. Beside it: the bias, `before`, the activation, its slope, odd rows of C, and factors.
 AROUND = {
     "product": {},
     "linear": {"bias": True, "before": True, "activation": "gelu"},

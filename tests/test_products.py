@@ -155,7 +155,7 @@ def test_faults_of_descriptors(library, bits, message):
 
 @pytest.mark.parametrize("type_", range(5))
 def test_numbers(library, type_):
-    """Every bit pattern of 8 and 16 bits; of TF32, random ones, of which 13 bits are ignored."""
+    """Every bit pattern of 8 and 16 bits; of TF32 random ones, where 13 bits are ignored."""
     size = BYTES[type_]
     if size == 4:
         bits = np.random.default_rng(0).integers(0, 1 << 32, 10_000, np.uint32)

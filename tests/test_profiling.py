@@ -1,4 +1,4 @@
-"""`diglot.profile`: what is recorded, how it is counted, what is written; Ctrl-C and errors."""
+"""`diglot.profile`: records, counts and files; Ctrl-C and errors."""
 
 from __future__ import annotations
 
@@ -144,14 +144,14 @@ def test_launchers_are_wrapped_only_meanwhile(x):
 
 
 def test_compiled_graphs_are_not_marked(x):
-    # What is traced meanwhile stays as it is afterwards.
+    # What others trace meanwhile stays the same afterwards.
     function = torch.compile(lambda t: diglot.gelu(t, backend="torch"), backend="eager")
     with diglot.profile(frames=False):
         marked = function(x)
     torch.testing.assert_close(marked, function(x))
 
 
-# --- what is written -----------------------------------------------------------------------------
+# --- files ---------------------------------------------------------------------------------------
 
 
 def test_outputs(x, tmp_path):
@@ -462,7 +462,7 @@ def test_ctrl_c_for_real(tmp_path):
 
 
 def test_frames_whose_end_was_missed():
-    """They end with what they began in: what comes after is no part of them."""
+    """They end with what they began in, and leave out what comes after."""
     endless = event("python_function", "<built-in method __enter__>", 1, 1000)
     frames = [event("python_function", "a.py(1): f", 0, 100), endless]
     scope = event("user_annotation", "mine", 50, 20)

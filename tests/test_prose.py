@@ -20,8 +20,10 @@ PAGES = sorted(
     [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
     + [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 )
-FOLDERS = ("bench", "csrc", "examples", "python/diglot_cli", "tools", "triton_ops")
-PARTS = ("backends", "define", "distributed", "graphs", "models", "ops", "pipeline", "reference", "tools")
+FOLDERS = ("bench", "csrc", "examples", "python/diglot_cli", "tests", "tools", "triton_ops")
+PARTS = (
+    "backends", "define", "distributed", "graphs", "models", "ops", "pipeline", "reference", "tools",
+)  # fmt: skip
 LONGEST = 30
 BANNED = re.compile(
     r"\b(?:of which|of whom|by which|what is|what was|what are|what were|what there is|"
@@ -70,7 +72,7 @@ def sentences(text: str) -> Iterator[tuple[int, str]]:
 
 
 def faults(text: str) -> Iterator[tuple[int, str]]:
-    """Sentences that are too long or have a banned phrase: the line, and what is wrong."""
+    """Sentences that are too long or have a banned phrase: the line, and the fault."""
     for line, sentence in sentences(text):
         words = sum(any(map(str.isalnum, word)) for word in WORD.findall(sentence))
         if words > LONGEST:
@@ -109,7 +111,7 @@ def comments_of_python(text: str) -> str:
 
 
 def sources() -> Iterator[Path]:
-    """Kernels, the device library, host code, the interpreter, examples and instruments."""
+    """Kernels, the device library, host code, the interpreter, examples, instruments and tests."""
     for folder in FOLDERS:
         yield from (path for path in (ROOT / folder).rglob("*") if path.is_file())
     for folder in PARTS:
@@ -126,7 +128,7 @@ def test_a_page_is_plain_english(page):
 
 @pytest.mark.parametrize(
     ("suffixes", "comments_of"),
-    [((".cu", ".cuh", ".cpp", ".h"), comments_of_cpp), ((".py",), comments_of_python)],
+    [((".c", ".cu", ".cuh", ".cpp", ".h"), comments_of_cpp), ((".py",), comments_of_python)],
     ids=["c++", "python"],
 )
 def test_comments_are_plain_english(suffixes, comments_of):

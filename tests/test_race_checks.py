@@ -30,7 +30,7 @@ def play(library):
     return lambda script, finds_reads=True: library.play(script.encode(), 4, finds_reads).decode()
 
 
-# A script, and what is wrong with it: with its last access, if anything.
+# A script, and its fault: with its last access, if anything.
 SCRIPTS = {
     "a barrier": ("write 0; meet 0 1 2 3; read 1; read 2; meet 0 1 2 3; write 3", None),
     "no barrier": ("write 0; read 1", f"{RACE}: it reads what thread 0 wrote at script:1"),

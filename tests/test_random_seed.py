@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._dynamo.testing
 from backends import BACKENDS, DEVICE, KERNELS
 from test_dropout import expected
 from torch.utils.checkpoint import checkpoint
@@ -55,7 +56,7 @@ def test_fork_rng(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_generators(backend):
-    """One of one's own is drawn from, and PyTorch's is not."""
+    """The caller's generator is drawn from, and PyTorch's is not."""
     generator = torch.Generator(DEVICE).manual_seed(3)
     torch.manual_seed(1)
     first = mask(backend, generator=generator)
@@ -95,7 +96,7 @@ def test_a_seed_that_changes_before_the_backward_pass(backend):
         y.sum().backward()
 
 
-# Checkpoints restore the generator before they compute anew.
+# Checkpoints restore the generator before they compute again.
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -161,7 +162,7 @@ def test_inductor_on_the_cpu():
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_with_a_seed(backend, compiler):
-    """A number of which not every value compiles anew; a tensor."""
+    """A seed that is a number, whose values do not all compile again; and one that is a tensor."""
     counter = torch._dynamo.testing.CompileCounterWithBackend(compiler)
 
     @torch.compile(fullgraph=True, backend=counter)
@@ -195,7 +196,7 @@ def test_compiled_in_place(backend, compiler):
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_checkpoint(backend, compiler):
-    """What is computed anew has the mask that it had."""
+    """A recomputed dropout has the mask that it had."""
 
     @torch.compile(fullgraph=True, backend=compiler)
     def function(x):
@@ -272,7 +273,7 @@ def test_meta_and_fake_tensors(backend):
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", KERNELS)
 def test_a_mask_for_every_replay(backend):
-    """Of which the backward pass in the same graph has the same; torch.manual_seed holds for it."""
+    """The backward pass in the same graph has the same mask; torch.manual_seed sets it."""
     x = torch.ones(5000, device="cuda", requires_grad=True)
 
     def step():

@@ -121,7 +121,7 @@ def like(dtype, *shape, stride=None, misalignment=0):
 
 
 def calls_of(dtype: str, elements: int = LARGE) -> dict[str, Call]:
-    """A call for every kernel of a dtype, by what is asked of its accesses."""
+    """A call for every kernel of a dtype, by the accesses that it must have."""
     flat = like(dtype, elements)
     misaligned = like(dtype, elements, misalignment=1)
     strided = like(dtype, 1024, 256, stride=(512, 2))
@@ -151,7 +151,7 @@ def calls_of(dtype: str, elements: int = LARGE) -> dict[str, Call]:
 
 
 def calls_of_rows(dtype: str) -> dict[str, Call]:
-    """The same of the kernels of rows: of every length, in every direction."""
+    """Likewise for the kernels of rows: of every length, in every direction."""
     calls = {}
     for op, backward in itertools.product(("softmax", "log_softmax"), (False, True)):
         name = f"{op} {'backward' if backward else 'forward'}"
@@ -203,9 +203,9 @@ def look_at_many_of_cuda():
 
 
 def spilled(language, name, architecture):
-    """Bytes that a kernel may spill: none, but for softmax's columns that Triton's programs share,
-    of 16 bits, on sm_80. Three of these programs run on a multiprocessor; with two, which spill
-    nothing, an H200, where three spill nothing either, is a seventh slower.
+    """Bytes that a kernel may spill: none. The exception is softmax's columns that Triton's
+    programs share, of 16 bits, on sm_80. Three of these programs run on a multiprocessor; with two,
+    which spill nothing, an H200, where three spill nothing either, is a seventh slower.
     """
     is_known = language == "triton" and architecture == "sm_80"
     return 24 if is_known and re.search(r"softmax forward \d{3,} columns", name) else 0

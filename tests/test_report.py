@@ -421,7 +421,7 @@ def test_no_page_is_written_where_it_cannot_be_drawn(write, tmp_path, monkeypatc
 
 
 def test_a_gpu_without_benchmarks(write):
-    """Such as one on which the tests alone ran: what there is is shown, and nothing is drawn."""
+    """For a GPU where the tests alone ran, the page shows these, and draws nothing."""
     page = page_text(write(TESTS, "tests.json"))
     assert "7 passed, 1 failed, 2 skipped" in page.text and not page.all("svg")
     assert "Roofline" not in page.text and "Ranking" not in page.text

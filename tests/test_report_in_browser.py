@@ -79,9 +79,9 @@ def numbers_of(cells):
 
 
 def test_tables_are_sorted(window, page):
-    """By a click and by the keyboard; what is no number comes last."""
+    """By a click and by the keyboard; cells without a number come last."""
     window.open(page)
-    assert shown(window, f"{RANKING} table")[0] == 1  # what is folded is not in the way
+    assert shown(window, f"{RANKING} table")[0] == 1  # folded parts are not in the way
     window.click(f"{CASES} summary")
     position = window.run(
         "return [...document.querySelectorAll(arguments[0])].findIndex("
@@ -137,7 +137,7 @@ def test_a_mark_says_what_it_is(window, page):
 
 
 def test_the_keyboard_reaches_all(window, page):
-    """What is folded opens by a key, and what scrolls has a place in the order of the keys."""
+    """A folded part opens by a key, and a part that scrolls has a place in the keys' order."""
     window.open(page, width=420)
     window.run("document.querySelector(arguments[0]).focus()", f"{CASES} summary")
     window.press("Enter")
@@ -156,7 +156,7 @@ def test_the_keyboard_reaches_all(window, page):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_modes(window, page, dark):
-    """Pictures follow the mode, and words and marks stand out from what is behind them."""
+    """Pictures follow the mode, and words and marks stand out from their background."""
     window.open(page, dark=dark)
     colours = window.run(
         CONTRAST
@@ -187,7 +187,7 @@ def test_modes(window, page, dark):
 
 @pytest.mark.parametrize("width", [360, 420, 1280])
 def test_widths(window, page, width):
-    """What is wide scrolls inside of the page, which does not."""
+    """A wide part scrolls inside of the page, which does not."""
     window.open(page, width=width, height=740)
     inner, full = window.run("return [innerWidth, document.documentElement.scrollWidth]")
     assert inner == width and full <= width

@@ -174,7 +174,7 @@ def without_seed(kernel: KernelResources) -> KernelResources:
 
 
 def accesses_of_flat_kernel(kernel: KernelResources, element: int) -> list[str]:
-    """What is wrong with a flat kernel's accesses: 16 bytes each but for the head and the tail.
+    """Faults of a flat kernel's accesses: 16 bytes each, except for the head and the tail.
 
     A kernel for tiny calls takes one element per thread, and so in every access.
     """
@@ -258,7 +258,7 @@ def test_strided_cuda_kernels_access_16_bytes(kernels):
         found = [dict(kernel.loads), dict(kernel.stores)]
         if functor_of(name).startswith(
             "GaussianPdf"
-        ):  # the compiler may double its loop and what is behind
+        ):  # the compiler may double its loop and the code behind it
             assert [set(of) for of in found] == [set(loads), set(stores)], name
             assert all(
                 of[k] % n == 0
@@ -316,7 +316,7 @@ def test_no_cuda_kernel_spills(kernels):
 
 @needs_extension
 def test_no_cuda_kernel_has_a_stack(architecture):
-    """What is spilled lies there; to read this takes no time, unlike all the code."""
+    """Spilled values lie there; reading this takes no time, unlike all the code."""
     usage = cuda_library.library_usage()[cuda_library.code_that_runs(architecture)]
     assert len(usage) > 100
     assert not {symbol: stack for symbol, _, stack, _ in usage if stack}

@@ -76,7 +76,7 @@ def resident():
 
 
 def lazily_free():
-    """Bytes that the system may take: those of which it was said, and that were not written."""
+    """Bytes that the system may take: those that were offered, and not written since."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith("LazyFree:"))
     return 1024 * int(line.split()[1])
@@ -95,7 +95,7 @@ def test_pages_stay_until_the_system_takes_them(cache):
 
 
 def test_pages_that_the_system_took(cache):
-    """A result is right on memory of which some pages are gone."""
+    """A result is right on memory that has lost some pages."""
     x = torch.randn(2048, 1024)
     first = diglot.stream_map(torch.neg, x)
     address = first.data_ptr()
@@ -144,7 +144,7 @@ def test_a_system_that_cannot_take_pages_back(cache, monkeypatch):
 
 
 def test_kept_memory_makes_room(cache, monkeypatch):
-    """Where the system has no more, what is kept goes first."""
+    """Where the system has no more, kept memory goes first."""
     new()
 
     def refused(size):
@@ -188,7 +188,7 @@ def test_threads(cache):
 
 
 def test_a_fork(monkeypatch):
-    """The child begins without kept memory. A result that both have is still each one's own."""
+    """The child begins without kept memory. A result that both have still belongs to each alone."""
     cache = diglot.result_cache
     cache.clear()
     monkeypatch.setattr(results, "result_cache", cache)

@@ -79,7 +79,7 @@ def assert_right(op: str, result: torch.Tensor, x: torch.Tensor, dim: int) -> No
 
 
 def assert_summed_in_line(op: str, result: torch.Tensor, x: torch.Tensor, dim: int) -> None:
-    """The same of columns in Triton's interpreter, which adds one row after the other."""
+    """Likewise for columns in Triton's interpreter, which adds one row after the other."""
     oracle = THEIRS[op](x.detach().double(), dim)
     compute = torch.promote_types(result.dtype, torch.float32)
     rounding = max(x.shape[dim], 128) * torch.finfo(compute).eps / 8
@@ -268,7 +268,7 @@ def test_against_the_oracle(backend, op, dtype):
 
 
 def inputs_of(name: str, x: torch.Tensor, grad: torch.Tensor, dim: int) -> tuple[Any, ...]:
-    """A launcher's arguments but for the output and scratch."""
+    """A launcher's arguments, without the output and scratch."""
     op = name[: name.rindex("_")]
     if name.endswith("forward"):
         return (x, dim)
@@ -302,7 +302,7 @@ def test_every_element_is_written_and_no_other(backend, name, dtype):
 @pytest.mark.parametrize("name", LAUNCHERS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_inputs_that_are_not_aligned(backend, name):
-    """Of which one is enough."""
+    """One such input is enough."""
     x, grad = tensors((5, 64), torch.float32)
     shifted = torch.randn(5 * 64 + 1, device=DEVICE)[1:].view(5, 64)
     out = torch.empty_like(x)
@@ -443,7 +443,7 @@ def test_dtype_of_others(backend, op):
 @given(data=st.data())
 @pytest.mark.parametrize("backend", KERNELS)
 def test_properties(backend, data):
-    """Rows sum to one; what is added to a row changes nothing; the logarithm is the logarithm."""
+    """Rows sum to one; adding a constant changes nothing; the logarithm is the logarithm."""
     shape = data.draw(st.lists(st.sampled_from([1, 2, 3, 5, 8, 16, 33]), min_size=1, max_size=3))
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
     order = data.draw(st.permutations(range(len(shape))))
@@ -456,7 +456,7 @@ def test_properties(backend, data):
     assert torch.equal(diglot.softmax(x + 64, dim, backend=backend), probabilities)
     logarithms = diglot.log_softmax(x, dim, backend=backend)
     torch.testing.assert_close(logarithms.exp(), probabilities, rtol=1e-5, atol=1e-9)
-    # The gradient of a constant is none.
+    # The gradient of a constant is zero.
     leaf = x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(diglot.softmax(leaf, dim, backend=backend).sum(), leaf)
     assert gradient.abs().max() < 1e-6
@@ -483,8 +483,10 @@ def test_gradients_against_float64(backend, op, data):
 @pytest.mark.parametrize("op", ["softmax", pytest.param("log_softmax", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_rows_do_not_know_of_each_other(backend, op):
-    """No bit of a row depends on how many there are; or on which it is, but for where a row that is
-    peeled begins between multiples of 16 bytes: its elements are shared out from there."""
+    """No bit of a row depends on the number of rows, or on the row's place. A peeled row is the
+    exception: where it begins between multiples of 16 bytes sets how its elements are shared
+    out.
+    """
     for shape in ((50, 96), (40, 61), (7, 3000), (3, 40_004)):
         (x,) = tensors(shape, torch.float32, 1)
         whole = getattr(diglot, op)(x, backend=backend)

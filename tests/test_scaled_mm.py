@@ -49,7 +49,7 @@ def shapes_of_scales(form: str, m: int, n: int, k: int) -> tuple[tuple[int, ...]
 
 
 def powers(*shape: int) -> torch.Tensor:
-    """Scales of which no product is rounded."""
+    """Scales with which a product is not rounded."""
     return torch.exp2(torch.randint(-3, 4, shape, device=DEVICE).float())
 
 

@@ -64,7 +64,7 @@ def test_training_drops(example):
 
 
 def test_command(example, capsys):
-    """What is alike in meaning is more alike than what is not."""
+    """Sentences of like meaning are more alike than others."""
     sentences = ["A man eats lunch.", "Someone is having a meal.", "It rains."]
     assert example.main([*sentences, "--backend", "torch", "--device", DEVICE]) == 0
     answer = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""diglot specs: the table of data sheets, what is measured beside it, and the file of ceilings."""
+"""diglot specs: the table of data sheets, the measured figures, and the file of ceilings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured plans on disk: what is found there, what is ignored, and what is written."""
+"""Measured plans on disk: which files are found, which are ignored, and which are written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KERNELS = [pytest.param("cuda", marks=needs_extension), "triton"]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A user's folder; of what is shipped there is nothing."""
+    """A user's folder; the package's plans are hidden."""
     monkeypatch.setenv("DIGLOT_CONFIGS", str(tmp_path))
     monkeypatch.setattr(store, "shipped_folder", lambda: tmp_path / "shipped")
     forget_stores()

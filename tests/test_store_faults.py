@@ -101,7 +101,7 @@ def test_an_error_of_the_disk(folder, monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", fail)
     source, count = source_of()
-    assert source == "model" and count == 2  # of what is shipped, and of the user's
+    assert source == "model" and count == 2  # of the package's plans, and of the user's
 
 
 @pytest.mark.parametrize("name", ["", "NVIDIA", "../../h200", "GPU \N{SNOWMAN}\n\0", "x" * 1000])
@@ -182,7 +182,7 @@ def test_times_that_cannot_be_kept_are_one_warning(folder, fault, monkeypatch):
 
 
 def test_two_writers_where_one_is_killed(folder):
-    """A lock that its process left is no lock; what is half written is no store."""
+    """A lock that its process left is no lock; a half-written file is no store."""
     write(folder)
     (folder / "softmax" / ".h200.json.abc").write_text('{"version"')  # of a process that died
     assert source_of() == ("exact", 0)

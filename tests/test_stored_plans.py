@@ -87,7 +87,9 @@ def test_a_worse_planner_is_seen():
 
 
 def test_names_in_the_store_mean_what_was_measured():
-    """`python -m diglot.bench.stored_plans rename` names plans anew after a planner's change."""
+    """`python -m diglot.bench.stored_plans rename` gives plans other names after a planner's
+    change.
+    """
     times, wrong = read_times(), []
     for _, kept in stored_plans.stores():
         for problem, entry in kept.entries.items():
@@ -112,7 +114,7 @@ FEWER = {"rows.triton.latency.programs": 0}  # warps than rows so few have
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(stored_plans, "FOLDER", tmp_path / "measured")
+    monkeypatch.setattr(stored_plans, "FILE", tmp_path / "h200.json")
     monkeypatch.setattr(stored_plans, "CONFIGS", tmp_path / "configs")
     forget_stores()
     yield tmp_path
@@ -120,7 +122,7 @@ def folders(tmp_path, monkeypatch):
 
 
 def test_times_are_kept_when_names_change(folders):
-    """What was the planner's own is named by numbers after the planner has changed."""
+    """The planner's own former plan is named by numbers after the planner has changed."""
     file = folders / "configs/softmax/h200.json"
     with store.updating("softmax", file) as kept:
         kept.add(PROBLEM, {"": 5.0, store.plan_name(FEWER): 4.0}, {"gpu": "NVIDIA H200"})
@@ -146,7 +148,7 @@ def test_verdicts(folders, monkeypatch):
     assert verdicts[near] == Verdict(near, 4.8 / 5, 1.0, True)
     ((*_, model, worst, none, _, _, worst_near, _),) = stored_plans.table(list(verdicts.values()))
     assert (model, worst, none, worst_near) == ("0.876", "0.80", "0", "0.80")
-    monkeypatch.setattr(stored_plans, "FOLDER", folders / "other")
+    stored_plans.FILE.unlink()
     stored_plans.write_times({PROBLEM: {"what nobody plans": 1.0}})
     assert judge(read_times()) == [Verdict(PROBLEM, None, None, True)]
-    assert json.loads((folders / "other/h200.json").read_text())["entries"][0]["us"]
+    assert json.loads((stored_plans.FILE).read_text())["entries"][0]["us"]

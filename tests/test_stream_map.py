@@ -81,7 +81,8 @@ def test_ops_in_any_chunks(backend, name, data):
         out = stream_map(fn, *inputs, **chunks, backend=backend)
         expected = whole(fn, *inputs, backend=backend)
     # PyTorch may compute the last elements otherwise than those before. In what order a norm adds
-    # up a row depends on where the row begins, which a chunk changes, but for the invariant mode.
+    # up a row depends on where the row begins, which a chunk changes. The invariant mode is the
+    # exception.
     if backend == "torch" or (name == "layer_norm" and mode == "model"):
         torch.testing.assert_close(out, expected)
     else:
@@ -142,7 +143,7 @@ def test_callables(name, chunk_rows):
     fn, kept = CALLABLES[name], X.clone()
     expected = whole(fn, X.clone()).resolve_conj()
     assert_bits(stream_map(fn, X, chunk_bytes=16 * chunk_rows if name != "a" else None), expected)
-    assert torch.equal(X, kept)  # what is done in place is done to chunks
+    assert torch.equal(X, kept)  # an op in place changes chunks
     out = torch.full_like(expected, 7, memory_format=torch.contiguous_format)
     widest = max(16, out[:1].numel() * out.element_size())
     assert stream_map(fn, X, out=out, chunk_bytes=widest * chunk_rows) is out
@@ -372,7 +373,7 @@ def test_the_last_device_is_waited_for(monkeypatch, run):
     out = torch.zeros(40, 1)
     stream_map(slow_at_the_end, x, out=out, chunk_bytes=16, devices=["cpu:0", "cpu:1"])
     assert torch.equal(out, x + 1) == (run is Run)
-    while pinned_cache.bytes_in_use:  # by what was not waited for
+    while pinned_cache.bytes_in_use:  # by chunks that were not waited for
         time.sleep(1e-3)
 
 

@@ -1,5 +1,6 @@
-"""What fails while stream_map runs: what it says, what is in the output, and that nothing is left
-behind."""
+"""Failures while stream_map runs: the message, the output's content, and that nothing is left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ CHANGED = {
 
 
 def assert_fails(chunk, message, fn, **options):
-    """Asserts what is told of a failure at a chunk, and what is in out."""
+    """Asserts the message of a failure at a chunk, and the content of out."""
     out = torch.full_like(X, 7)
     with pytest.raises(StreamError, match=message) as failed:
         stream_map(fn, X, out=out, chunk_bytes=2 * ROW, **options)
@@ -328,7 +329,7 @@ def test_ctrl_c(devices, times):
 def test_ctrl_c_of_the_native_engine(backend):
     x = torch.randn(20_000, 3)
     out = torch.full_like(x, 77)
-    stream_map(diglot.gelu, x[:10], backend=backend)  # what is loaded once takes its time
+    stream_map(diglot.gelu, x[:10], backend=backend)  # the first call loads libraries
     timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
     began = time.perf_counter()
     with pytest.raises(StreamInterrupted) as stopped:

@@ -27,7 +27,7 @@ NO = Refused()
 MEMORY = torch.zeros(80, 3)
 BOTH = torch.zeros(40, 6)
 
-# What is called, how, and what is said.
+# The function, how it is called, and the message.
 REFUSED = {
     "no function": (TypeError, "fn must be callable, not a int", (3, X), {}),
     "no input": (TypeError, "at least one input", (NO,), {}),

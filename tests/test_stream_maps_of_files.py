@@ -68,7 +68,7 @@ def test_npy_to_npy(engine, npy, tmp_path):
 
 @pytest.mark.parametrize("name", [b"a b.npy", b"\x0c.npy", "\u2028.npy".encode(), b"\xff.npy"])
 def test_odd_names(npy, tmp_path, name):
-    """Of which some end lines elsewhere, and one is no text."""
+    """Some end lines elsewhere, and one is no text."""
     path = npy.rename(tmp_path / os.fsdecode(name))
     x = np.load(path, mmap_mode="r")
     assert kind(x) == "file"
@@ -151,7 +151,7 @@ def test_files_of_other_names(npy, tmp_path):
 
 
 def test_memory_stays_small(tmp_path):
-    """Neither what is read nor what is written becomes the process's."""
+    """Neither the bytes read nor those written become the process's."""
 
     def resident():
         lines = Path("/proc/self/status").read_text().splitlines()

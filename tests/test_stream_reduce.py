@@ -77,7 +77,7 @@ def test_report_of_a_fold():
     assert "d2h" not in report.stages()
 
 
-# What is refused, and what fails on the way.
+# Refusals, and failures on the way.
 
 
 def test_a_fold_is_refused():
@@ -166,7 +166,7 @@ def test_arrays_of_what_combine_returns():
 
 
 def test_chunks_of_a_fold_are_the_same_for_any_devices():
-    x = torch.ones(1 << 22, 8)  # 128 MiB, of which a map has smaller chunks for more devices
+    x = torch.ones(1 << 22, 8)  # 128 MiB; a map cuts smaller chunks for more devices
 
     def chunks(call, *arguments):
         found = []

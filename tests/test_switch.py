@@ -134,7 +134,7 @@ def test_meta_tensors_take_any_backend(refused_cuda):
         assert y.shape == (3, 4)
         assert y.device.type == "meta"
     assert selection.choose("gelu", torch.device("meta"), "auto") == "torch"
-    with pytest.raises(diglot.BackendUnavailable):  # what was chosen there holds there
+    with pytest.raises(diglot.BackendUnavailable):  # a choice from there holds there
         diglot.gelu(torch.ones(3, 4), backend="cuda")
 
 
@@ -185,7 +185,7 @@ def test_last_run_is_per_thread():
 
 
 def test_explain_names_ops_as_everything_else_does():
-    """The function's name; a name that is none is an error, which suggests a near one."""
+    """The function's name; an unknown name is an error, which suggests a near one."""
     assert diglot.explain(diglot.clip_grad_norm_, "cpu").op == "clip_grad_norm_"
     assert "clip_grad_norm_" in all_op_names()
     with pytest.raises(ValueError, match=r"op must be one of add, .* not 'nosuch'$"):

@@ -76,6 +76,43 @@ def test_bias_and_batches(backend):
                              normal(3, 199, 41, dtype=F32), None, backend)  # fmt: skip
 
 
+@pytest.mark.parametrize("backend", KERNELS)
+def test_batches_and_added_matrices(backend):
+    """bmm, addmm, baddbmm: with factors, and an input that broadcasts."""
+    a, b, row = normal(2, 70, 96, dtype=F32), normal(2, 96, 72, dtype=F32), normal(72, dtype=F32)
+    calls = {
+        "bmm": lambda a, b: diglot.bmm(a, b, backend=backend),
+        "addmm": lambda a, b: diglot.addmm(row, a[0], b[0], beta=2, alpha=0.5, backend=backend),
+        "baddbmm": lambda a, b: diglot.baddbmm(row, a, b, beta=2, alpha=0.5, backend=backend),
+    }
+    for op, call in calls.items():
+        exact = matmul_oracle(cut(a), cut(b))
+        if op != "bmm":
+            exact = 2 * row.double() + 0.5 * (exact[0] if op == "addmm" else exact)
+        with precision("tf32"):
+            result = call(a, b)
+        assert diglot.last_run().launcher == f"{op}_forward"
+        assert ", TF32" in diglot.last_run().variant, op
+        torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-4)
+        ieee = call(a, b)
+        assert ", TF32" not in diglot.last_run().variant, op
+        assert (ieee - result).abs().max() > 1e-3, op  # the last 13 bits count
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_hidden_gradient_of_mlp(backend):
+    """Its launch has an input and the activation's slope."""
+    x, w1, w2 = (normal(*sides, dtype=F32) for sides in ((70, 96), (104, 96), (136, 104)))
+    leaf = x.clone().requires_grad_()
+    with precision("tf32"), diglot.backends.record_runs() as runs:
+        out = diglot.mlp(leaf, w1, None, w2, None, "relu", backend=backend)
+        out.backward(torch.ones_like(out))
+    assert len(runs) > 3 and all(", TF32" in run.variant for run in runs), runs
+    hidden = matmul_oracle(cut(x), cut(w1).mT)
+    through = w2.double().sum(0) * (hidden > 0)
+    torch.testing.assert_close(leaf.grad.double(), through @ w1.double(), rtol=1e-2, atol=1e-1)
+
+
 @needs_cuda
 def test_integers_are_exact_in_both_languages():
     for layout in LAYOUTS:

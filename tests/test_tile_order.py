@@ -22,7 +22,7 @@ def test_l2_that_holds_all_is_asked_once():
 
 
 def test_l2_that_holds_nothing():
-    """Each round then loads its rows of A and columns of B anew: by hand, 1 + 16 and 4 + 4."""
+    """Each round then loads its rows of A and columns of B again: by hand, 1 + 16 and 4 + 4."""
     for group, rows, columns in ((1, 1, 16), (4, 4, 4)):
         found = tile_order.dram_bytes(SHAPE, group, BLOCKS, 0)
         rounds, steps = 16, 8

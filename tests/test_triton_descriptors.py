@@ -323,7 +323,7 @@ def test_compiled_graphs():
         torch.testing.assert_close(sums, x.sum(1), rtol=1e-5, atol=1e-5)
 
 
-# --- what is compiled -----------------------------------------------------------------------------
+# --- compilation ---------------------------------------------------------------------------------
 
 COMPILED = """
 import torch

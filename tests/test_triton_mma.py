@@ -40,7 +40,7 @@ def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def assert_same(result: torch.Tensor, expected: torch.Tensor) -> None:
-    """The same bits, but for those of NaN."""
+    """The same bits, except those of NaN."""
     assert result.dtype == expected.dtype
     bits = BITS[result.element_size()]
     is_nan = expected.float().isnan()
@@ -216,7 +216,7 @@ def test_other_types_of_sums():
     assert torch.equal(result.double(), a.double() @ b.double() + 1)
 
 
-# --- what is compiled -----------------------------------------------------------------------------
+# --- compilation ---------------------------------------------------------------------------------
 
 COMPILED = """
 import json, re, sys

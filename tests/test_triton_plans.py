@@ -133,7 +133,9 @@ def test_plans_of_one_layout_are_equal():
 
 
 def test_a_named_device_decides():
-    """No multiprocessors, no rows that are shared; few, no rows that so many would share."""
+    """No multiprocessors, no shared rows; few, and no row is shared by more programs than they
+    hold.
+    """
     call = (softmax.softmax_forward, meta(4, MIB), 1, meta(4, MIB))
     shared = planned(*call)
     assert shared.variant.startswith("a row shared by programs")

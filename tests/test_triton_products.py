@@ -70,7 +70,7 @@ def test_attention(is_causal):
     torch.testing.assert_close(out.double(), weights @ v.double(), rtol=0.02, atol=0.005)
 
 
-# --- what is compiled -----------------------------------------------------------------------------
+# --- compilation ---------------------------------------------------------------------------------
 
 COMPILED = """
 import json, sys
@@ -117,7 +117,7 @@ EXPECTED = {
     "bfloat16:specialised:4:4": (12, HGMMA),
     "bfloat16:host::": (8, HGMMA),
     "bfloat16:plain:8:3": (8, HGMMA),
-    # Triton ignores what was asked for, and says nothing.
+    # Triton ignores the request, and says nothing.
     "bfloat16:specialised:8:3": (8, HGMMA),
     "bfloat16:specialised flat:4:3": (4, HGMMA),
     "float16:specialised:4:4": (12, "HGMMA.64x128x16.F32"),

@@ -48,7 +48,7 @@ def gpu(tmp_path, monkeypatch):
 
 
 def _captured(function):
-    """What a graph does: runs what was planned when it was captured."""
+    """As a graph does: runs what the capture planned."""
     function()
     from diglot.backends import choosing
 
@@ -217,7 +217,9 @@ def row(provider: str, us: float, shape=(8, 8), **more) -> dict:
 
 
 def test_ratios_are_to_the_best_peer():
-    """Compiled code is a peer of both languages; a formula and what has no time are none."""
+    """Compiled code is a peer of both languages. A formula is no peer, and neither is a row without
+    a time.
+    """
     rows = [
         row("cuda", 10, share_of_copy=0.8, chosen="near"), row("triton", 5, share_of_copy=1.0),
         row("torch", 12), row("torch.compile", 8), row("formula", 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -46,11 +47,21 @@ def clip(model: nn.Module) -> float:
     print(diglot.explain("gelu"), None if run is None else run.variant)
     return norm.item()
 """
-# By what is wrong, the line.
+# By the kind of error, the line.
 WRONG = {
     "arg-type": "diglot.gelu(3)\n",
     "call-arg": "diglot.softmax(Tensor(), dimension=1)\n",
     "attr-defined": "diglot.explain('gelu').chose\n",
+}
+# What editors show, by expression: the begin and the end of the type.
+SHOWN = {
+    "diglot.gelu": ('(input: Tensor, approximate: str = "none", *, backend: str', "-> Tensor"),
+    "diglot.compare": ("(op: str | ((...) -> Tensor)", "-> Comparison"),
+    "diglot.patch": ("(model: Module, backend: str | None = None, only: str", "-> Patch"),
+    "diglot.tune": ("(op: (...) -> Any", "-> list[Tuned]"),
+    "diglot.nn.Linear": ("type[Linear]", ""),
+    "diglot.nn.Linear(64, 32).forward(Tensor())": ("Tensor", ""),
+    "diglot.add_rms_norm(Tensor(), Tensor(), 64)": ("tuple[Tensor, Tensor]", ""),
 }
 
 
@@ -65,7 +76,7 @@ def test_signatures_say_their_defaults(name):
 
 @pytest.mark.slow
 def test_a_users_checker(tmp_path):
-    """mypy, strict: it finds what is wrong, and nothing in what is right."""
+    """mypy, strict: it finds every error, and nothing in right code."""
     pytest.importorskip("mypy")
     (tmp_path / "site").mkdir()
     (tmp_path / "site/diglot").symlink_to(PACKAGE)
@@ -91,3 +102,26 @@ def test_a_users_checker(tmp_path):
     assert all(line.startswith("wrong.py") for line in errors), done.stdout + done.stderr
     for kind in WRONG:
         assert any(f"[{kind}]" in line for line in errors), done.stdout + done.stderr
+
+
+def test_pyright_sees_types(tmp_path):
+    """basedpyright is pyright with a Node.js of its own, which pip installs."""
+    pytest.importorskip("basedpyright")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/diglot").symlink_to(PACKAGE)
+    (tmp_path / "right.py").write_text(USER)
+    (tmp_path / "wrong.py").write_text(USER + "".join(WRONG.values()))
+    shown = "".join(f"reveal_type({expression})\n" for expression in SHOWN)
+    (tmp_path / "shown.py").write_text(f"from torch import Tensor\n\nimport diglot\n\n{shown}")
+    settings = {"extraPaths": ["site"], "include": ["*.py"], "typeCheckingMode": "standard"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    told = json.loads(done.stdout)["generalDiagnostics"]
+    errors = [(Path(of["file"]).name, of["rule"]) for of in told if of["severity"] == "error"]
+    rules = ("reportArgumentType", "reportCallIssue", "reportAttributeAccessIssue")
+    assert sorted(errors) == sorted(("wrong.py", rule) for rule in rules), told
+    texts = [of["message"] for of in told if Path(of["file"]).name == "shown.py"]
+    for (expression, (begin, end)), text in zip(SHOWN.items(), texts, strict=True):
+        _, _, kind = text.partition('" is "')
+        assert kind.startswith(begin) and kind.endswith(f'{end}"'), (expression, text)

@@ -1,4 +1,4 @@
-"""Products whose operands TMA cannot read: copies in scratch, when they pay, and what is said."""
+"""Products whose operands TMA cannot read: copies in scratch, when they pay, and their names."""
 
 from __future__ import annotations
 
@@ -206,3 +206,26 @@ def test_a_fault_is_found(name, tmp_path):
     result = out.view(torch.int16).view(11, 320)[:, :312]
     is_right = message == "" and torch.equal(result, expected[:, :312])
     assert is_right == (name == "none"), message
+
+
+@pytest.mark.skipif("triton" not in KERNELS, reason="there is no Triton")
+def test_float32_along_k_is_turned():
+    """In Triton, as lines along K end in one bank of shared memory."""
+    for shape, layout, is_turned in [
+        ((200, 200, 97), "NT", True),
+        ((203, 130, 132), "TT", True),
+        ((200, 200, 97), "NN", False),
+        ((200, 200, 97), "TN", False),
+        ((40, 40, 8), "NT", False),  # a launch takes longer
+    ]:
+        a, b = operands(*shape, layout, torch.float32)
+        assert_product(diglot.matmul(a, b, backend="triton"), a, b)
+        assert diglot.last_run().variant.endswith(", copy of B") == is_turned, (shape, layout)
+    a, b = operands(200, 200, 97, "NT", torch.float32)
+    for rows in (a[None].expand(2, 200, 97).contiguous(), surrounded(a)):
+        assert_product(diglot.matmul(rows, surrounded(b.mT).mT, backend="triton"), rows, b)
+        assert diglot.last_run().variant.endswith(", copy of B")
+    batch = b.expand(2, *b.shape).clone(memory_format=torch.preserve_format)
+    first = torch.stack((a, -a))
+    assert_product(diglot.matmul(first, batch.mT.contiguous().mT, backend="triton"), first, batch)
+    assert ", copy" not in diglot.last_run().variant  # a matrix for each: they stay where they are

@@ -22,9 +22,8 @@ def poisoned():
     torch.use_deterministic_algorithms(False)
 
 
-# Rows, and their length. A block of CUDA C++ has more rows at a time than there are, so that
-# groups have none; in Triton there is room for more groups than there are programs that walk over
-# rows.
+# Rows, and their length. A block of CUDA C++ has room for more rows at a time than there are, so
+# that groups have none. In Triton there is room for more groups than programs that walk over rows.
 ROWS = {"cuda": [(3, 40), (3, 8196), (2, 66_001)], "triton": [(3, 40), (7, 40), (4, 8196)]}
 GROUPED = {
     "norm_backward.*.one_group_rows": 0,

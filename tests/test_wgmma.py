@@ -76,7 +76,7 @@ def test_groups_that_were_waited_for_take_no_memory(interpret):
     assert held < 1 << 20
 
 
-# What is said, under every seed.
+# The message, under every seed.
 PLANTED = {
     "touched_after_fence": "touched at .*, with no wgmma_fence\\(\\) after that",
     "commit_missing": "accumulators are touched before the wgmma_wait\\(\\) that covers",

@@ -11,7 +11,14 @@ from diglot.triton_ops.matmul import plan_product
 
 @launcher
 def addmm_forward(
-    mat1: Operand, mat2: Operand, input: Operand | None, beta: Unseen, alpha: Unseen, out: Operand
+    mat1: Operand,
+    mat2: Operand,
+    input: Operand | None,
+    beta: Unseen,
+    alpha: Unseen,
+    precision: str,
+    out: Operand,
 ) -> Plan:
     """out = beta * input + alpha * mat1 @ mat2."""
-    return plan_product(product_of(mat1, mat2, out, Around(input=input, is_scaled=True)))
+    product = product_of(mat1, mat2, out, Around(input=input, is_scaled=True))
+    return plan_product(product.with_precision(precision))

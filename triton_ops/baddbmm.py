@@ -16,7 +16,9 @@ def baddbmm_forward(
     input: Operand | None,
     beta: Unseen,
     alpha: Unseen,
+    precision: str,
     out: Operand,
 ) -> Plan:
     """out = beta * input + alpha * batch1 @ batch2."""
-    return plan_product(product_of(batch1, batch2, out, Around(input=input, is_scaled=True)))
+    product = product_of(batch1, batch2, out, Around(input=input, is_scaled=True))
+    return plan_product(product.with_precision(precision))

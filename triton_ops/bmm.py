@@ -10,6 +10,6 @@ from diglot.triton_ops.matmul import plan_product
 
 
 @launcher
-def bmm_forward(input: Operand, mat2: Operand, out: Operand) -> Plan:
+def bmm_forward(input: Operand, mat2: Operand, precision: str, out: Operand) -> Plan:
     """out = input @ mat2."""
-    return plan_product(product_of(input, mat2, out))
+    return plan_product(product_of(input, mat2, out).with_precision(precision))

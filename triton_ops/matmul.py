@@ -10,7 +10,13 @@ from diglot.backends.plans import CALL, STREAM, Plan, Scratch
 from diglot.triton_ops.launch.descriptors import Descriptor
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.layout import strided_arguments
-from diglot.triton_ops.launch.padded_copy import Matrix, copied_behind, readable
+from diglot.triton_ops.launch.padded_copy import (
+    IEEE_SPEED,
+    Matrix,
+    copied_behind,
+    is_worth,
+    readable,
+)
 from diglot.triton_ops.launch.plan import ACCESS_BYTES, NOTHING, Launch, Operand, Scalar
 from diglot.triton_ops.launch.product_splits import scratch_of_parts
 from diglot.triton_ops.launch.product_tiles import Epilogue, best_variant
@@ -106,14 +112,14 @@ def _plan_by_pointers(product: Product) -> Plan:
     tile = device.tuned("products.triton.tile", size)
     block = tile["rows"], tile["columns"], tile["depth"]
     group = device.tuned("products.both.group")
+    turned = _turned_b(product)
+    of_b = product.strides[1] if turned is None else (turned.units * turned.unit, 1)
     strides: list[Scalar] = []
-    for pair in product.strides:  # steps between neighbours are known when it is compiled
+    for pair in (product.strides[0], of_b, *product.strides[2:]):
+        # Steps between neighbours are known when it is compiled.
         strides += [tl.constexpr(1) if stride == 1 else stride for stride in pair]
-    vectors = (
-        *product.vector(a, product.strides[0], 1),
-        *product.vector(b, product.strides[1], 2),
-    )
-    launches = []
+    vectors = (*product.vector(a, product.strides[0], 1), *product.vector(b, of_b, 2))
+    launches = [] if turned is None else [_copy(turned)]
     for slice, start in product.batches.slices():
         tiles = tiles_of(product.sizes, block, slice.numel)
         across = min(tiles[-1], GRID_SIDE)
@@ -128,12 +134,31 @@ def _plan_by_pointers(product: Product) -> Plan:
         launches.append(
             Launch(
                 matmul_pointers, (across, triton.cdiv(tiles[-1], across)),
-                (a, b, around.bias, around.input, around.before, c), scalars, constants,
-                tile["warps"], numbers=product.numbers, num_stages=tile["stages"],
+                (a, turned.part if turned else b, around.bias, around.input, around.before, c),
+                scalars, constants, tile["warps"], numbers=product.numbers,
+                num_stages=tile["stages"],
             )
         )  # fmt: skip
     name = f"pointers, tiles of {block[0]}x{block[1]}{', TF32' * product.is_tf32}"
-    return Plan(name, tuple(launches), None)
+    if turned is None or turned.part is None:
+        return Plan(name, tuple(launches), None)
+    return Plan(f"{name}, copy of B", tuple(launches), Scratch(turned.part.end, 0, CALL))
+
+
+def _turned_b(product: Product) -> Matrix | None:
+    """B of float32 with rows along N, in a copy; None where it lies so, or a copy does not pay.
+
+    Threads multiply neighbours along N. In shared memory, lines along K would put these into one
+    bank, and a product would take about twice as long.
+    """
+    of_b, (_, n, k) = product.strides[1], product.sizes
+    is_along_k = of_b[0] == 1 and of_b[1] != 1 and n > 1
+    is_ieee = product.b.dtype == torch.float32 and not product.is_tf32
+    if not (is_along_k and is_ieee) or any(step for _, step in _batch(product, 2)):
+        return None
+    matrix = Matrix(_matrix(product.b, (k, n), of_b, False)[0]).copied(None)
+    assert matrix.part is not None
+    return matrix if is_worth(product, matrix.part.end, IEEE_SPEED) else None
 
 
 def _matrix(

@@ -11,8 +11,13 @@ from diglot.triton_ops.matmul import plan_product
 
 @launcher
 def mlp_backward(
-    grad_output: Operand, weight: Operand, before: Operand, activation: str, out: Operand
+    grad_output: Operand,
+    weight: Operand,
+    before: Operand,
+    activation: str,
+    precision: str,
+    out: Operand,
 ) -> Plan:
     """out = (grad_output @ weight) * activation'(before)."""
     around = Around(input=before, activation=activation, is_slope=True)
-    return plan_product(product_of(grad_output, weight, out, around))
+    return plan_product(product_of(grad_output, weight, out, around).with_precision(precision))

@@ -7,11 +7,12 @@ namespace {
 
 using namespace diglot;
 
-void bmm_forward(Planner& planner, const Operand& input, const Operand& mat2, const Operand& out) {
-  plan_product(planner, Product(input, mat2, {}, out));
+void bmm_forward(Planner& planner, const Operand& input, const Operand& mat2,
+                 std::string_view precision, const Operand& out) {
+  plan_product(planner, with_precision(Product(input, mat2, {}, out), precision));
 }
 
 DIGLOT_LAUNCHER(bmm_forward,
-                "(Tensor input, Tensor mat2, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+                "(Tensor input, Tensor mat2, str precision, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

@@ -9,13 +9,14 @@ using namespace diglot;
 
 // out = (grad_output weight) times the activation's derivative at `before`.
 void mlp_backward(Planner& planner, const Operand& grad_output, const Operand& weight,
-                  const Operand& before, std::string_view activation, const Operand& out) {
+                  const Operand& before, std::string_view activation, std::string_view precision,
+                  const Operand& out) {
   const Around around{nullptr, &before, nullptr, activation_of(activation), /*is_slope=*/true};
-  plan_product(planner, Product(grad_output, weight, around, out));
+  plan_product(planner, with_precision(Product(grad_output, weight, around, out), precision));
 }
 
 DIGLOT_LAUNCHER(mlp_backward,
                 "(Tensor grad_output, Tensor weight, Tensor before, str activation, "
-                "Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+                "str precision, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

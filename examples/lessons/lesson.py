@@ -236,6 +236,8 @@ def cuda(name: str) -> ctypes.CDLL:
             sys.exit("this lesson's CUDA C++ needs nvcc, and none was found")
         return ctypes.CDLL(str(library))
     library = build_folder() / f"{name}.interpreted.so"
+    if not library.exists():
+        print(f"compiling {name}.cu: about a minute, the first time", file=sys.stderr, flush=True)
     diglot.interpreter.compile_library([HERE / f"{name}.cu"], library)
     return ctypes.CDLL(str(library))
 

@@ -104,8 +104,8 @@ extern "C" __attribute__((visibility("default"))) const char* play(const char* s
   return answer.c_str();
 }
 
-// Begins and ends launches of so many blocks, one after the other. The answer is what is wrong, or
-// the number of the last one's first cluster.
+// Begins and ends a number of launches, one after the other. The answer is the fault, or the
+// number of the last one's first cluster.
 extern "C" __attribute__((visibility("default"))) const char* begin_launches(int launches,
                                                                              unsigned blocks,
                                                                              int are_watched) {

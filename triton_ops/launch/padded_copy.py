@@ -22,6 +22,7 @@ SMALLEST = (16, 16)  # a tile: where one of these fits, larger ones do
 # microseconds. And those of all its SMs in the time of a byte, at 4 TB/s.
 OF_LAUNCH, OF_BYTE = 1 << 20, 16
 TILE = (128, 128, 32)  # of that kernel
+IEEE_SPEED = 0.25  # that of float32 without tensor cores, as a part of it
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def readable(product: Product, a: Operand, b: Operand) -> tuple[Matrix, Matrix] 
         return None
     matrices = [m if m.fits else m.copied(None) for m in matrices]
     bytes = sum(m.part.end for m in matrices if m.part is not None)
-    if bytes and not _is_worth(product, bytes):
+    if bytes and not is_worth(product, bytes):
         return None
     return copied_behind(None, matrices[0], matrices[1])
 
@@ -106,13 +107,16 @@ def copied_behind(before: Part | None, a: Matrix, b: Matrix) -> tuple[Matrix, Ma
     return a, b if b.part is None else b.copied(before)
 
 
-def _is_worth(product: Product, bytes: int) -> bool:
-    """Whether descriptors are worth copies of these bytes.
+def is_worth(product: Product, bytes: int, speed: float = 1) -> bool:
+    """Whether a product is worth copies of these bytes.
 
     A copy takes the time of its launch, and that of its bytes, which the GPU reads and writes. The
     kernel that computes addresses takes the time of the multiply-adds of the busiest SM.
+
+    Args:
+        speed: of that kernel, where its multiply-adds are slower than those of 16 bits.
     """
     multiprocessors = max(product.c.device.multiprocessors, 1)
     tiles = tiles_of(product.planned_sizes, TILE, product.batches.numel)[-1]
     busiest = math.prod((-(-tiles // multiprocessors), *TILE[:2], product.sizes[2]))
-    return busiest > OF_LAUNCH + 2 * bytes * OF_BYTE // multiprocessors
+    return busiest > speed * (OF_LAUNCH + 2 * bytes * OF_BYTE // multiprocessors)

@@ -137,8 +137,8 @@ int cluster_of(Planner& planner, const Product& product, const Variant& variant,
 
 bool is_plain(const Product& product) {
   const auto& around = product.around;
-  return product.is_tf32 || (around.input == nullptr && around.before == nullptr &&
-                             around.activation == Activation::kNone);
+  return around.input == nullptr && around.before == nullptr &&
+         around.activation == Activation::kNone;
 }
 
 // The compiled tiles that may serve a product. Those of few rows exchange their operands. Of more
@@ -293,8 +293,7 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
   if (planner.device.architecture() != 90 || product.k == 0 || product.of_c.column != 1 ||
       (product.around.bias != nullptr && product.n > 1 && product.bias_stride() != 1) ||
       std::max({product.m, product.n, product.k, product.batches.numel}) > most ||
-      (size_of(dtype) != 2 && (!product.is_tf32 || product.around.input != nullptr ||
-                               product.around.activation != Activation::kNone))) {
+      (size_of(dtype) != 2 && !product.is_tf32)) {
     return false;
   }
   std::optional<Operands> operands = operands_of(planner.device, product);
@@ -321,7 +320,7 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
       if constexpr (sizeof(T) == 2 || !is_exchanged) {
         if (is_plain(product)) {
           plan_wgmma<T, columns, is_exchanged, true>(planner, product, *operands, variant, sums);
-        } else if constexpr (sizeof(T) == 2 && has_full(columns, is_exchanged)) {
+        } else if constexpr (has_full(columns, is_exchanged)) {
           plan_wgmma<T, columns, is_exchanged, false>(planner, product, *operands, variant, sums);
         }
       }

@@ -19,6 +19,7 @@ from diglot.ops.products import (
     gradient_of_input,
     gradient_of_other,
     multiply,
+    precision_of,
     product_shape,
 )
 from diglot.ops.sum_to_shape import unbroadcast
@@ -62,7 +63,7 @@ def added_product(op: str, first: str, second: str) -> Operator:
         out = torch.empty(shape_of(a, b, input), dtype=a.dtype, device=a.device)
         # With beta = 0 not even NaN of the input counts.
         beside = None if input is None or beta == 0 else input.expand(out.shape)
-        run(backend, op, f"{op}_forward", a, b, beside, beta, alpha, out)
+        run(backend, op, f"{op}_forward", a, b, beside, beta, alpha, precision_of(a), out)
         return out
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Tensor, Tensor]:

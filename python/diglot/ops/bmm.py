@@ -16,6 +16,7 @@ from diglot.ops.products import (
     check_operands,
     gradients,
     multiply,
+    precision_of,
     product_shape,
     tangent,
 )
@@ -64,7 +65,7 @@ def _empty(input: Tensor, mat2: Tensor, backend: str) -> Tensor:
 
 def _forward(input: Tensor, mat2: Tensor, backend: str) -> Tensor:
     out = _empty(input, mat2, backend)
-    run(backend, "bmm", "bmm_forward", input, mat2, out)
+    run(backend, "bmm", "bmm_forward", input, mat2, precision_of(input), out)
     return out
 
 

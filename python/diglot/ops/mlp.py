@@ -13,7 +13,7 @@ from diglot.define.operator import Operator
 from diglot.ops.activation_backward import activation_backward, bend
 from diglot.ops.add import add
 from diglot.ops.linear import check_layer, linear_operator, run_layer
-from diglot.ops.products import autocast, check_operands, multiply
+from diglot.ops.products import autocast, check_operands, multiply, precision_of
 from diglot.ops.sum_to_shape import unbroadcast
 from diglot.reference.activations import ACTIVATIONS
 from diglot.reference.matmul import rows_of
@@ -202,7 +202,8 @@ def _forward_hidden(
     grad_output: Tensor, weight: Tensor, before: Tensor, activation: str, backend: str
 ) -> Tensor:
     out = torch.empty_like(before, memory_format=torch.contiguous_format)
-    run(backend, "mlp", "mlp_backward", grad_output, weight, before, activation, out)
+    how = activation, precision_of(grad_output)
+    run(backend, "mlp", "mlp_backward", grad_output, weight, before, *how, out)
     return out
 
 

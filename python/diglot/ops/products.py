@@ -96,9 +96,9 @@ def product_shape(
             f"{tuple(other.shape)}; a row of {first} has {input.shape[-1]} elements, and a column "
             f"of {second} has {other.shape[-2]}"
         )
-    if input.dim() == other.dim() == 2:
-        return (input.shape[0], other.shape[1])
     batches = input.shape[:-2], other.shape[:-2]
+    if batches[0] == batches[1]:  # PyTorch's function takes as long as the rest of a launch
+        return (*batches[0], input.shape[-2], other.shape[-1])
     try:
         batch = torch.broadcast_shapes(*batches)
     except RuntimeError:

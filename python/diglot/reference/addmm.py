@@ -16,10 +16,13 @@ def addmm_forward(
     input: torch.Tensor | None,
     beta: float,
     alpha: float,
+    precision: str,
     out: torch.Tensor,
     scratch: torch.Tensor | None,
 ) -> str:
-    """out = beta * input + alpha * mat1 @ mat2, by PyTorch's own op."""
+    """out = beta * input + alpha * mat1 @ mat2, by PyTorch's own op. It reads the switch of
+    `precision` itself.
+    """
     if mat1.dim() > 2 or mat2.dim() > 2:  # torch.vmap's batches
         torch.matmul(mat1, mat2, out=out).mul_(alpha)
         if input is not None:

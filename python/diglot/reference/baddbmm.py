@@ -22,10 +22,13 @@ def baddbmm_forward(
     input: torch.Tensor | None,
     beta: float,
     alpha: float,
+    precision: str,
     out: torch.Tensor,
     scratch: torch.Tensor | None,
 ) -> str:
-    """out = beta * input + alpha * batch1 @ batch2, by PyTorch's own op."""
+    """out = beta * input + alpha * batch1 @ batch2, by PyTorch's own op. It reads the switch of
+    `precision` itself.
+    """
     if batch1.dim() != 3 or batch2.dim() != 3 or batch1.shape[0] != batch2.shape[0]:
         torch.matmul(batch1, batch2, out=out).mul_(alpha)  # torch.vmap's batches
         if input is not None:

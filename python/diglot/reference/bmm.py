@@ -12,9 +12,13 @@ from diglot.reference.specs import Expected, OpSpec, nbytes
 
 
 def bmm_forward(
-    input: torch.Tensor, mat2: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor | None
+    input: torch.Tensor,
+    mat2: torch.Tensor,
+    precision: str,
+    out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
-    """out = input @ mat2, by PyTorch's own op."""
+    """out = input @ mat2, by PyTorch's own op. It reads the switch of `precision` itself."""
     torch.matmul(input, mat2, out=out)
     return "aten"
 

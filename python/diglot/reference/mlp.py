@@ -21,10 +21,13 @@ def mlp_backward(
     weight: Tensor,
     before: Tensor,
     activation: str,
+    precision: str,
     out: Tensor,
     scratch: Tensor | None,
 ) -> str:
-    """out = (grad_output @ weight) * activation'(before), by PyTorch's own ops."""
+    """out = (grad_output @ weight) * activation'(before), by PyTorch's own ops. They read the
+    switch of `precision` themselves.
+    """
     torch.mm(rows_of(grad_output), weight, out=rows_of(out))
     out.copy_(activation_gradient(out, before, activation))
     return "aten"

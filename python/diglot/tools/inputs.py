@@ -201,7 +201,9 @@ def load(
         dtype: dtype to convert to; by default the file's, or float32.
     """
     if (path is None) == (shape is None):
-        raise ValueError("exactly one of --input FILE and --shape SIZES must be given")
+        raise ValueError(
+            "exactly one of --input FILE and --shape SIZES must be given, such as --shape 64x1024"
+        )
     if dtype is not None and spec.floating_only and not dtype.is_floating_point:
         raise ValueError(f"--dtype must be floating-point for {spec.name}, not {dtype}")
     if shape is not None:

@@ -138,13 +138,9 @@ class Copies:
         return True
 
 
-def duplex(copies: Copies, rounds: int = ROUNDS) -> Duplex:
+def duplex(copies: Copies) -> Duplex:
     """Speed of copies to the devices alone, from them alone, and of both at once."""
-    return Duplex(
-        copies.gb_per_s(d2h=False, rounds=rounds),
-        copies.gb_per_s(h2d=False, rounds=rounds),
-        copies.gb_per_s(rounds=rounds),
-    )
+    return Duplex(copies.gb_per_s(d2h=False), copies.gb_per_s(h2d=False), copies.gb_per_s())
 
 
 def copy_host(source: np.ndarray, target: np.ndarray, threads: int) -> None:

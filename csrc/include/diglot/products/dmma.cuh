@@ -158,22 +158,35 @@ DIGLOT_DEVICE void multiply_by_dmma(const double* a, const double* b,
     const int stage = step % Shape::kStages;
     multiply_tiles<Shape>(sums, shared.a[stage], shared.b[stage], warp_row, warp_column);
   }
-  const auto for_each = [&](auto visit) {
+  // A loop takes up the sums of an instruction at a time, from shared memory: in registers each
+  // would need code of its own, which is long for an activation.
+  static_assert(sizeof(typename Shape::Shared) >= sizeof(sums) * Shape::kThreads);
+  double* const own = reinterpret_cast<double*>(memory) + thread;
+  __syncthreads();  // all threads have read the last stage
+  DIGLOT_UNROLL
+  for (int i = 0; i < Shape::kRows * Shape::kColumns; ++i) {
     DIGLOT_UNROLL
-    for (int i = 0; i < Shape::kRows; ++i) {
-      DIGLOT_UNROLL
-      for (int j = 0; j < Shape::kColumns; ++j) {
-        DIGLOT_UNROLL
-        for (int e = 0; e < 4; ++e) {
-          const int64_t line = row + warp_row + i * 16 + dmma_row(lane, e);
-          const int64_t at = column + warp_column + j * 8 + dmma_column(lane, e);
-          if (line < product.m && at < product.n) visit(sums[i][j][e], line, at);
-        }
-      }
+    for (int e = 0; e < 4; ++e) {
+      own[(i * 4 + e) * Shape::kThreads] = sums[i / Shape::kColumns][i % Shape::kColumns][e];
     }
-  };
+  }
   const Epilogue<double> here = epilogue.moved(start_c, start_input);
-  finish(here, for_each, [&](bool is_before) { here.store(is_before, for_each); });
+  DIGLOT_NO_UNROLL
+  for (int i = 0; i < Shape::kRows * Shape::kColumns; ++i) {
+    double part[4];
+    DIGLOT_UNROLL
+    for (int e = 0; e < 4; ++e) part[e] = own[(i * 4 + e) * Shape::kThreads];
+    const int64_t first_line = row + warp_row + i / Shape::kColumns * 16;
+    const int64_t first = column + warp_column + i % Shape::kColumns * 8;
+    const auto for_each = [&](auto visit) {
+      DIGLOT_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const int64_t line = first_line + dmma_row(lane, e), at = first + dmma_column(lane, e);
+        if (line < product.m && at < product.n) visit(part[e], line, at);
+      }
+    };
+    finish(here, for_each, [&](bool is_before) { here.store(is_before, for_each); });
+  }
 }
 
 }  // namespace diglot

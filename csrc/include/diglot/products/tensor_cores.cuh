@@ -43,8 +43,8 @@ template <>
 inline constexpr MmaType kMmaType<float> = MmaType::kTf32;
 
 // kIsPlain: nothing but a bias follows the sums. So kernels of such products have little code, and
-// it is soon in the instruction cache. Those of float32 are plain: activations would take long.
-template <typename T, int kColumns_, bool kIsExchanged_ = false, bool kIsPlain_ = sizeof(T) == 4,
+// it is soon in the instruction cache.
+template <typename T, int kColumns_, bool kIsExchanged_ = false, bool kIsPlain_ = false,
           bool kTakesTurns_ = false>
 struct WgmmaShape {
   static constexpr bool kIsExchanged = kIsExchanged_, kIsPlain = kIsPlain_;
