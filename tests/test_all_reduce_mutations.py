@@ -99,7 +99,7 @@ TRITON = {
     ),
     "none": triton(TRITON_SIGNAL, "\n", "\n"),
 }
-# One type, one operation and one number of ranks: what is compiled again for each fault.
+# Each fault compiles its kernels again: for one type, one operation and up to four ranks.
 FEWER = [
     ("dispatch_floating(input.dtype, [&](auto type) {", "call_for<float>([&](auto type) {"),
     ("  if (ranks <= 2) return function(std::integral_constant<int, 2>{});\n", ""),
