@@ -6,15 +6,17 @@ the one that is chosen for it, the planner's own, which a GPU without a store ha
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 import torch
 
 from diglot.backends.store import plan_name
 from diglot.bench.harness import Case, Row
+from diglot.bench.model_bars import Reached
 from diglot.bench.models import draw
+from diglot.bench.reports import shape_text
 from diglot.bench.running import dtype_name
 from diglot.tools.tune import choices_of, launches_of, tune_launch
 
@@ -77,7 +79,6 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 
 def _figures(rows: Sequence[Row]) -> list[str]:
     worst = min(rows, key=lambda row: _share(row, "chosen_us"))
-    shape = "x".join(map(str, worst["shape"]))
     figures = [str(len(rows)), str(sum(row["source"] == "near" for row in rows))]
     bars = {
         "chosen_us": (CHOSEN_MEAN, CHOSEN_WORST[worst["language"]]),
@@ -85,17 +86,11 @@ def _figures(rows: Sequence[Row]) -> list[str]:
     }
     for name, (mean, least) in bars.items():
         shares = [_share(row, name) for row in rows]
-        figures += [_judged(statistics.geometric_mean(shares), 3, mean)]
-        figures += [_judged(min(shares), 2, least)]
-    told = f"{worst['dtype']} {shape}: {worst['chosen_us'] or 0:.1f} µs, {worst['best_us']:.1f}"
-    return [*figures, f"{told} by {worst['best'] or 'its own'}"]
-
-
-def _judged(value: float, digits: int, bar: float | None) -> str:
-    """A share, with its bar and a mark where it is missed."""
-    if bar is None:
-        return f"{value:.{digits}f}"
-    return f"{value:.{digits}f} (≥ {bar:g}){' ✗' if value < bar else ''}"
+        figures += map(str, (Reached(geometric_mean(shares), mean), Reached(min(shares), least)))
+    told = (
+        f"{worst['chosen_us'] or 0:.1f} µs, {worst['best_us']:.1f} by {worst['best'] or 'its own'}"
+    )
+    return [*figures, f"{worst['dtype']} {shape_text(worst)}: {told}"]
 
 
 def _share(row: Row, name: str) -> float:

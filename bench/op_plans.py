@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diglot.backends.plans import Plan, PlannedRun, plan_runs
 from diglot.bench.harness import COLD, OURS, Benchmark, Case
@@ -17,7 +16,6 @@ from diglot.bench.reports import kind_text, shape_text
 from diglot.tools.gpus import named_device
 from diglot.tools.inspect import calls_of
 from diglot.tools.recording import plan_call
-from diglot.tools.resources import TensorLike
 
 
 def rows(op: str, page: str) -> str:
@@ -51,23 +49,6 @@ def plans(op: str, shapes: Iterable[tuple[int, ...]]) -> str:
     return "\n".join(table(["shape", "direction", "CUDA C++", "Triton"], body))
 
 
-class _WithoutMemory(TorchFunctionMode):
-    """Tensors that are made in its scope have no memory, so that large cases cost none."""
-
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        named = dict(kwargs or {})
-        if "device" in named:
-            named = {**named, "device": "meta"}
-            named.pop("generator", None)
-        return function(*args, **named)
-
-
 def cases(op: str) -> str:
     """How an H200 would launch the cases of an op's benchmark in bfloat16; nothing is launched.
 
@@ -88,14 +69,21 @@ def cases(op: str) -> str:
 
 
 def _planned(benchmark: Benchmark, case: Case, backend: str) -> list[PlannedRun]:
-    with _WithoutMemory():
-        likes = [(TensorLike.of(t), t.requires_grad) for t in benchmark.inputs(case)]
-    tensors = tuple(like.tensor().requires_grad_(needs) for like, needs in likes)
-    call = benchmark.providers[backend](case, tensors)
+    with FakeTensorMode():
+        fakes = benchmark.inputs(case)
+    call = benchmark.providers[backend](case, tuple(map(_empty, fakes)))
     assert call is not None
     with benchmark.setting(case), plan_runs(named_device("NVIDIA H200")) as runs:
         call()
     return runs
+
+
+def _empty(fake: torch.Tensor) -> torch.Tensor:
+    """A tensor that lies like a fake one. Nothing touches its memory."""
+    elements = fake.untyped_storage().nbytes() // fake.element_size()
+    memory = torch.empty(elements, dtype=fake.dtype)
+    tensor = memory.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+    return tensor.requires_grad_(fake.requires_grad)
 
 
 def _steps(op: str, runs: Iterable[PlannedRun]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from diglot.backends.aligned_rows import OPS
 from diglot.backends.choosing import use_plans
 from diglot.bench.harness import OURS, Benchmark, Call, Case, Row, Tensors
-from diglot.bench.reports import by_case
+from diglot.bench.reports import by_case, shape_text
 from diglot.tools import measure
 
 Provider = Callable[[Case, Tensors], "Call | None"]
@@ -97,5 +97,4 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 def _figures(ratios: Sequence[tuple[float, Row]]) -> list[str]:
     most, row = max(ratios, key=lambda pair: pair[0])
     mean = statistics.geometric_mean([ratio for ratio, _ in ratios])
-    shape = "x".join(map(str, row["shape"]))
-    return [str(len(ratios)), f"{mean:.3f}", f"{most:.2f}", f"{row['dtype']} {shape}"]
+    return [str(len(ratios)), f"{mean:.3f}", f"{most:.2f}", f"{row['dtype']} {shape_text(row)}"]

@@ -261,7 +261,7 @@ def test_make_fails_with_the_build(one_op):
 @pytest.mark.parametrize("required", [False, True])
 def test_without_compilers(required, one_op, tmp_path):
     """It is said, or forbidden; libraries of a build that had them do not stay."""
-    nothing = {"PATH": str(tmp_path / "nowhere"), "CUDA_HOME": "", "CUDA_PATH": ""}
+    nothing = {"PATH": str(tmp_path / "nowhere"), "CXX": "g++", "CUDA_HOME": "", "CUDA_PATH": ""}
     required = {"DIGLOT_SKIP_CUDA": "", "DIGLOT_REQUIRE_CUDA": "1" if required else ""}
     answer = set_up(one_op, "build_ext", "--inplace", **nothing, **required)
     if "no CUDA compiler (nvcc) found" not in answer.stderr:

@@ -91,10 +91,10 @@ def test_a_table():
     rows = [row(10, 20, 5), row(10, 10, 10, shape=[1, 1], source="model")]
     ((*key, launches, near, chosen, worst, own, worst_own, told),) = table(rows)
     assert key == ["softmax", "forward", "cuda"] and (launches, near) == ("2", "1")
-    assert (chosen, worst) == ("0.707 (≥ 0.97) ✗", "0.50 (≥ 0.9) ✗")
-    assert (own, worst_own) == ("0.500 (≥ 0.92) ✗", "0.25")
-    assert told == "bfloat16 8x64: 10.0 µs, 5.0 by a.b.c=1"
-    assert table([row(None, 5, 5)])[0][6] == "0.10 (≥ 0.9) ✗"  # the chosen plan did not run
+    assert (chosen, worst) == ("0.707 (≥ 0.97) ✗", "0.500 (≥ 0.9) ✗")
+    assert (own, worst_own) == ("0.500 (≥ 0.92) ✗", "0.250")
+    assert told == "bfloat16 8×64: 10.0 µs, 5.0 by a.b.c=1"
+    assert table([row(None, 5, 5)])[0][6] == "0.100 (≥ 0.9) ✗"  # the chosen plan did not run
     assert table([row(10, 10, 9.7)])[0][5] == "0.970 (≥ 0.97)"
     report = {"gpu": "NVIDIA H200", "op": "softmax", "commit": "0123456789", "date": "today"}
     text = CHOSEN([{**report, "seed": 3, "rows": rows}])

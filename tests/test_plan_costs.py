@@ -108,8 +108,8 @@ def test_ratios_are_of_the_same_case_and_language():
         row("triton, invariant", 5, (9, 9)),
     ]  # fmt: skip
     assert plan_costs.table(rows) == [
-        ["softmax", "forward", "cuda", "invariant", "2", "4.000", "8.00", "float32 3x77"],
-        ["softmax", "forward", "triton", "invariant", "1", "1.000", "1.00", "float32 8x8"],
+        ["softmax", "forward", "cuda", "invariant", "2", "4.000", "8.00", "float32 3×77"],
+        ["softmax", "forward", "triton", "invariant", "1", "1.000", "1.00", "float32 8×8"],
     ]
 
 

@@ -210,10 +210,9 @@ class TensorLike:
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorLike:
         """The likeness of a tensor."""
-        size = tensor.element_size()
-        first = tensor.storage_offset() * size if tensor.is_meta else tensor.data_ptr()
+        start = 0 if tensor.is_meta else tensor.data_ptr() % 16 // tensor.element_size()
         name = str(tensor.dtype).removeprefix("torch.")
-        return TensorLike(name, tuple(tensor.shape), tensor.stride(), first % 16 // size)
+        return TensorLike(name, tuple(tensor.shape), tensor.stride(), start)
 
     def tensor(self) -> torch.Tensor:
         """An uninitialised tensor like it, on the CPU. Nothing touches its memory."""
