@@ -18,6 +18,7 @@ from peers import SECOND, Ranks, at_once
 
 from diglot.distributed.layout import EPOCH_WORD, FAULT_WORD
 from diglot.reference.distributed.all_reduce import all_reduce_oracle
+from diglot.triton_ops.lib.sync import signal
 
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="test_distributed_on_gpu.py has GPUs")
 
@@ -133,6 +134,35 @@ def test_calls_in_a_row(backend, count):
     launches = {int(space[EPOCH_WORD]) for space in ranks.spaces}
     assert launches == {CALLS << 16}  # nothing but the epoch is left
     assert not any(report.any() for report in ranks.reports)
+
+
+@pytest.mark.parametrize("protocol", ["push", "pull", "in place"])
+def test_calls_in_a_row_that_a_triton_rank_reads_late(protocol):
+    """Rank 1 pauses before each of its reads, and rank 0 goes on to its next call."""
+
+    def late(function, before, after):
+        def paused(*arguments):
+            time.sleep(before)
+            result = function(*arguments)
+            time.sleep(after)
+            return result
+
+        return paused
+
+    def work(ranks, backend, rank):
+        if rank == 1:
+            signal.meet = late(signal.meet, 0, 0.05)
+            signal.await_packets = late(signal.await_packets, 0.05, 0)
+        room = ranks.layout.room
+        place = ranks.spaces[rank].view(torch.int32)[room // 4 :].view(FP32)
+        results = []
+        for call in range(4):
+            x = place[:100].fill_(call + rank)
+            results.append(ranks.reduce(backend, rank, x, protocol=protocol, source=room))
+            x.fill_(-1e6)
+        return [out.unique().tolist() for out in results]
+
+    assert at_once("triton", Ranks(2, symmetric=8192), work) == [[[1.0], [3.0], [5.0], [7.0]]] * 2
 
 
 @pytest.mark.parametrize("protocol", ["push", "pull", "in place"])

@@ -10,7 +10,10 @@ from test_mutations import Fault, assert_found, copy_of_sources
 
 from diglot.backends.registry import has_interpreter
 
-pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="kernels are interpreted here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(DEVICE == "cuda", reason="kernels are interpreted here"),
+]
 
 SIGNAL, REDUCE = "csrc/include/diglot/sync/signal.cuh", "csrc/ops/distributed/all_reduce.cu"
 TRITON_SIGNAL = "triton_ops/lib/sync/signal.py"
@@ -50,8 +53,8 @@ CUDA = {
     ),
     "the order of ranks, of a pull": cuda(
         REDUCE,
-        "const float value = convert<float>(sources[r][e]);",
-        "const float value = convert<float>(sources[(r + rank) % ranks][e]);",
+        "memcpy(&values, &bits[l][r], sizeof(values));",
+        "memcpy(&values, &bits[l][(r + rank) % ranks], sizeof(values));",
     ),
     "a buffer is used again one call too early": cuda(
         SIGNAL, "return static_cast<int>(epoch_ & 1);", "return 0;"
@@ -134,7 +137,6 @@ def test_a_fault_of_triton_is_found(tmp_path, fault):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not has_interpreter(), reason="it builds the interpreter of CUDA kernels")
 @pytest.mark.parametrize("fault", CUDA)
 def test_a_fault_of_cuda_is_found(copy, fault, monkeypatch):
