@@ -22,6 +22,7 @@ from diglot.bench import (
     standing,
 )
 from diglot.bench.barrier_tables import designs_table, use_table
+from diglot.bench.collective_tables import collectives_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.graph_tables import graphs_markdown
 from diglot.bench.harness import MODES, OURS
@@ -269,6 +270,12 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
     ("docs/ranking.md", "ranking", "results/*/ranking/*.json", ranking.markdown),
     ("docs/barriers.md", "designs", "results/*/barrier_designs.json", each(designs_table)),
     ("docs/barriers.md", "use", "results/*/barrier_designs.json", each(use_table)),
+    (
+        "docs/collectives.md",
+        "collectives",
+        "comparisons/*-collectives.json",
+        each(collectives_table),
+    ),
     (
         "docs/products.md",
         "bench",

@@ -16,16 +16,22 @@ import diglot.reference
 from diglot.backends.plans import CALL, STREAM, Device, plan_runs
 from diglot.backends.registry import load_extension, load_interpreter
 
-NAME = re.compile(r"\w+_(forward|backward)|clip_grad_norm|grid_barrier_check|moe_rows|philox_words")
+NAME = re.compile(
+    r"\w+_(forward|backward)|all_reduce|barrier|clip_grad_norm|grid_barrier_check|moe_rows"
+    "|philox_words"
+)
 
 
 def parameters_of(package: str) -> dict[str, list[str]]:
     """The parameters of every launcher of a Python backend."""
     found = {}
-    for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        if info.ispkg:
-            continue
-        module = importlib.import_module(f"{package}.{info.name}")
+    names = [
+        f"{each}.{info.name}"
+        for each in (package, f"{package}.distributed")
+        for info in pkgutil.iter_modules(importlib.import_module(each).__path__)
+        if not info.ispkg
+    ]
+    for module in map(importlib.import_module, names):
         for name, value in vars(module).items():
             if NAME.fullmatch(name) and callable(value):
                 parameters = list(inspect.signature(value).parameters)
@@ -55,7 +61,7 @@ def test_every_op_has_launchers():
         "scaled_mm_forward", "grouped_mm_forward",
         "moe_activation_forward", "moe_activation_backward", "moe_rows",
         "linear_backward", "bmm_forward", "addmm_forward", "baddbmm_forward", "mlp_backward",
-        "clip_grad_norm", "grid_barrier_check",
+        "clip_grad_norm", "grid_barrier_check", "all_reduce", "barrier",
         "philox_words",
     }  # fmt: skip
 

@@ -211,7 +211,7 @@ def failure(folder: Path, fault: Fault, language: str) -> str:
     environment = {**os.environ, "PYTHONPATH": path}
     if language == "cuda":
         kernels = folder / "csrc/ops"
-        for source in kernels.glob("*.cu"):
+        for source in (*kernels.glob("*.cu"), *kernels.glob("distributed/*.cu")):
             if source.stem != fault.op:
                 source.unlink()
         library = folder / "_interpreter.abi3.so"

@@ -21,7 +21,9 @@ PAGES = sorted(
     + [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 )
 FOLDERS = ("bench", "csrc", "examples", "python/diglot_cli", "tests", "tools", "triton_ops")
-PARTS = ("backends", "define", "graphs", "models", "ops", "pipeline", "reference", "tools")
+PARTS = (
+    "backends", "define", "distributed", "graphs", "models", "ops", "pipeline", "reference", "tools",
+)  # fmt: skip
 LONGEST = 30
 BANNED = re.compile(
     r"\b(?:of which|of whom|by which|what is|what was|what are|what were|what there is|"

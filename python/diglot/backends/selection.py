@@ -79,6 +79,11 @@ def scoped_backend() -> str | None:
     return _scope.backend
 
 
+def requested(backend: str | None) -> str:
+    """The backend that a call asks for by its argument, its scope or the environment, or "auto"."""
+    return backend if backend is not None else _scope.backend or _environment
+
+
 def choose(
     op: str, device: torch.device, backend: str | None, *tensors: torch.Tensor | None
 ) -> str:
@@ -94,7 +99,7 @@ def choose(
         ValueError: the name is unknown.
         BackendUnavailable: the requested backend cannot run the call.
     """
-    name = backend if backend is not None else _scope.backend or _environment
+    name = requested(backend)
     chosen: str | None
     if is_compiling():
         chosen = _resolve(op, device, name, order.is_held)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 NEVER = 2**63 - 1  # "never": a threshold that nothing exceeds
-KINDS = ("both", "cuda", "triton")
+KINDS = ("both", "cuda", "triton", "host")
 LIMITS = ("range", "power_of_two", "alternatives", "factors")
 KEYS = ("about", "by", "fields", "same_everywhere", "value", *LIMITS)
 

@@ -1,0 +1,1 @@
+"""Launchers of `diglot.distributed` in terms of torch.distributed."""

@@ -1,0 +1,151 @@
+"""Ranks without GPUs: their workspaces in shared memory of this machine.
+
+The CUDA kernels of all ranks run in one process, where the interpreter sees the races between them:
+a thread for each rank. Triton's interpreter has global state, so there each rank is a process.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed
+
+from diglot.backends.registry import BACKENDS
+from diglot.distributed.layout import REPORT_WORDS, Layout, prepare
+
+SECOND = 1_000_000_000
+
+
+class Ranks:
+    """The workspaces of all ranks, in memory that processes share."""
+
+    def __init__(
+        self, ranks: int, most_pushed: int = 4096, most_staged: int = 8192, symmetric: int = 0
+    ):
+        self.layout = Layout(ranks, most_pushed, most_staged, symmetric)
+        words = self.layout.bytes // 8
+        self.spaces = [torch.zeros(words, dtype=torch.int64).share_memory_() for _ in range(ranks)]
+        self.reports = [
+            torch.zeros(REPORT_WORDS, dtype=torch.int64).share_memory_() for _ in range(ranks)
+        ]
+
+    def prepare(self, rank: int) -> None:
+        """Writes this process's addresses."""
+        prepare(self.spaces[rank], [s.data_ptr() for s in self.spaces], self.reports[rank])
+
+    def reduce(
+        self,
+        backend: str,
+        rank: int,
+        x: torch.Tensor,
+        op: str = "sum",
+        protocol: str = "push",
+        blocks: int = 0,
+        source: int = 0,
+        patience: int = 60 * SECOND,
+        call: int = 7,
+    ) -> torch.Tensor:
+        out = torch.empty_like(x)
+        at = self.layout
+        BACKENDS[backend].module("distributed.all_reduce").all_reduce(
+            [*self.spaces, *self.reports], self.spaces[rank], x, "", op, protocol, rank, at.ranks,
+            at.packets, at.most_pushed, at.staging, at.most_staged, blocks, call, source, patience,
+            out, None,
+        )  # fmt: skip
+        return out
+
+    def barrier(self, backend: str, rank: int, patience: int = 60 * SECOND) -> None:
+        BACKENDS[backend].module("distributed.barrier").barrier(
+            [*self.spaces, *self.reports],
+            "",
+            rank,
+            self.layout.ranks,
+            patience,
+            self.spaces[rank],
+            None,
+        )
+
+
+Work = Callable[[Ranks, str, int], Any]
+
+
+def in_threads(ranks: Ranks, work: Work) -> list[Any]:
+    """work(ranks, "cuda", rank) of every rank, at once."""
+    results: list[Any] = [None] * ranks.layout.ranks
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(ranks, "cuda", rank)
+        except BaseException as error:
+            errors.append(error)
+
+    for rank in range(ranks.layout.ranks):
+        ranks.prepare(rank)
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks.layout.ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def at_once(backend: str, ranks: Ranks, work: Work) -> list[Any]:
+    """work(ranks, backend, rank) of every rank, where the backend's ranks run."""
+    return in_threads(ranks, work) if backend == "cuda" else in_processes(ranks, work)
+
+
+def _run_process(rank: int, work: Callable[[int], Any], results: Any) -> None:
+    torch.set_num_threads(1)
+    results[rank] = work(rank)
+
+
+def fork(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """work(rank) of every rank, each in a process."""
+    context = torch.multiprocessing.get_context("fork")
+    with context.Manager() as manager:
+        results = manager.dict()
+        processes = [
+            context.Process(target=_run_process, args=(rank, work, results))
+            for rank in range(count)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(300)
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+        assert [p.exitcode for p in processes] == [0] * count
+        return [results[rank] for rank in range(count)]
+
+
+def in_processes(ranks: Ranks, work: Work) -> list[Any]:
+    """work(ranks, "triton", rank) of every rank, at once."""
+
+    def run(rank: int) -> Any:
+        ranks.prepare(rank)
+        return work(ranks, "triton", rank)
+
+    return fork(ranks.layout.ranks, run)
+
+
+def in_group(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """work(rank) of every rank, each in a process of a group of torch.distributed."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(rank: int) -> Any:
+            torch.distributed.init_process_group(
+                "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count
+            )
+            result = work(rank)
+            torch.distributed.destroy_process_group()
+            return result
+
+        return fork(count, run)

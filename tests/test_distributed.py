@@ -1,0 +1,171 @@
+"""diglot.distributed without a GPU: groups of processes, whose workspaces are files they share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed
+from backends import BACKENDS, DEVICE, KERNELS
+from peers import in_group
+from test_all_reduce import inputs, same_bits
+
+import diglot
+from diglot import distributed
+from diglot.reference.distributed.all_reduce import all_reduce_oracle
+
+pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="test_distributed_on_gpu.py has GPUs")
+
+SIZES = {"most_pushed": 4096, "most_staged": 8192, "timeout": 60.0}
+OPS = ["sum", "avg", "max", "min"]
+
+
+def message(error: type[Exception], function, *arguments, **options) -> str:
+    """What an error of this type says."""
+    with pytest.raises(error) as raised:
+        function(*arguments, **options)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_reduce(backend):
+    def work(rank):
+        space = distributed.Workspace(**SIZES)
+        results = []
+        for op in OPS:
+            for case, n in enumerate((0, 1, 1001, 5000)):
+                x = inputs(2, case, n, torch.bfloat16)[rank]
+                results.append(distributed.all_reduce(x, op, backend=backend))
+                assert diglot.last_run().backend == backend
+                distributed.barrier(backend=backend)
+        shaped = distributed.all_reduce(torch.ones(2, 3, 4), backend=backend)
+        assert shaped.shape == (2, 3, 4) and (shaped == 2).all()
+        space.synchronize()
+        space.close()
+        return results
+
+    for results in in_group(2, work):
+        made = iter(results)
+        for op in OPS:
+            for case, n in enumerate((0, 1, 1001, 5000)):
+                expected = all_reduce_oracle(inputs(2, case, n, torch.bfloat16), op)
+                result = next(made)
+                if backend == "torch":  # gloo rounds each sum, and drops some NaN
+                    is_there = ~expected.isnan()
+                    close = torch.isclose(result.float(), expected.float(), rtol=2**-7)
+                    assert close[is_there].all()
+                else:
+                    assert same_bits(result, expected)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_symmetric_tensors(backend):
+    def work(rank):
+        space = distributed.Workspace(symmetric=1 << 23, **SIZES)
+        long = space.empty(1100, 1000, dtype=torch.float16).fill_(rank + 1)
+        short = space.empty(3, dtype=torch.float32).fill_(rank + 1)
+        sums = []
+        for x in (long, short, short[1:]):
+            sums.append((distributed.all_reduce(x, backend=backend), diglot.last_run().variant))
+        full = message(RuntimeError, space.empty, 1 << 23, dtype=torch.float32)
+        space.close()
+        return [(out.flatten()[0].item(), variant) for out, variant in sums], full
+
+    for sums, full in in_group(2, work):
+        assert sums == [(3.0, "pull in place"), (3.0, "push"), (3.0, "push")]
+        assert "bytes are left for symmetric tensors, and 33554432 are needed" in full
+
+
+def test_a_workspace_and_its_group():
+    def work(rank):
+        x, all_reduce = torch.ones(3), distributed.all_reduce
+        said = [message(diglot.BackendUnavailable, all_reduce, x, backend="triton")]
+        with diglot.use_backend("torch"):
+            assert (all_reduce(x) == 2).all()
+        space = distributed.Workspace(**SIZES)
+        said.append(message(RuntimeError, distributed.Workspace))
+        half = torch.distributed.new_group([0, 1])
+        said.append(message(diglot.BackendUnavailable, all_reduce, x, group=half, backend="triton"))
+        said.append(message(diglot.BackendUnavailable, all_reduce, x))
+        other = distributed.Workspace(half, **SIZES)
+        assert (all_reduce(x, group=half, backend="triton") == 2).all()
+        other.close()
+        space.close()
+        space.close()
+        said.append(message(RuntimeError, space.empty, 0, dtype=torch.float32))
+        space = distributed.Workspace(**SIZES)  # a group may have another one later
+        assert (all_reduce(x, backend="triton") == 2).all()
+        return said
+
+    for without, second, other, auto, closed in in_group(2, work):
+        assert "needs a workspace, and the group has none" in without
+        assert "has one already" in second
+        assert "needs a workspace" in other
+        assert "'auto' takes no interpreter" in auto
+        assert "closed" in closed
+
+
+def test_ranks_whose_workspaces_differ():
+    def work(rank):
+        options = SIZES | {"most_pushed": 4096 * (rank + 1)}
+        return message(RuntimeError, distributed.Workspace, **options)
+
+    for rank, said in enumerate(in_group(2, work)):
+        assert f"rank {rank} has" in said and f"rank {1 - rank} has" in said
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_the_call_after_a_lost_peer_raises(backend):
+    def work(rank):
+        space = distributed.Workspace(**SIZES)
+        if rank == 1:
+            torch.distributed.barrier()
+            space.close()
+        else:
+            out = distributed.all_reduce(torch.ones(5), "max", backend=backend, timeout=0.2)
+            assert out.isnan().all()
+            said = [
+                message(RuntimeError, distributed.all_reduce, out, backend=backend),
+                message(RuntimeError, distributed.barrier, backend=backend),
+                message(RuntimeError, space.synchronize),
+            ]
+            torch.distributed.barrier()
+            space.close()
+        space = distributed.Workspace(**SIZES)  # another one works
+        assert (distributed.all_reduce(torch.ones(5), backend=backend) == 2).all()
+        return said if rank == 0 else None
+
+    for said in in_group(2, work)[0]:
+        assert said.startswith("all_reduce(max): rank 1 did not come in time. Rank 0 waited for it")
+
+
+def test_bad_arguments():
+    def work(rank):
+        distributed.Workspace(**SIZES)
+        all_reduce, x = distributed.all_reduce, torch.ones(4, 4)
+        return [
+            message(TypeError, all_reduce, x.double()),
+            message(TypeError, all_reduce, [1.0]),
+            message(ValueError, all_reduce, x, "mean"),
+            message(ValueError, all_reduce, x.t()[:2]),
+            message(ValueError, all_reduce, x, backend="nccl"),
+            message(RuntimeError, all_reduce, x.requires_grad_()),
+            message(
+                ValueError, distributed.Workspace, torch.distributed.new_group(), most_staged=0
+            ),
+        ]
+
+    said = in_group(1, work)[0]
+    expected = [
+        "float16, bfloat16 or float32", "float16, bfloat16 or float32", "sum, avg, max, min",
+        "must be contiguous", "backend must be one of", "no gradient yet", "at least 256",
+    ]  # fmt: skip
+    assert len(said) == len(expected)
+    for text, part in zip(said, expected, strict=True):
+        assert part in text
+
+
+def test_without_torch_distributed():
+    with pytest.raises(RuntimeError, match="not initialized"):
+        distributed.Workspace()
+    with pytest.raises(RuntimeError, match="not initialized"):
+        distributed.all_reduce(torch.ones(3))

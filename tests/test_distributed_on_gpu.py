@@ -1,0 +1,160 @@
+"""diglot.distributed on two GPUs: against NCCL and the oracle, in graphs, and without a peer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import diglot
+from diglot import distributed
+from diglot.reference.distributed.all_reduce import all_reduce_oracle
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MB = 1 << 20
+
+
+def gathered(x: torch.Tensor) -> list[torch.Tensor]:
+    """The tensor of each rank, by NCCL."""
+    every = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, x.contiguous())
+    return every
+
+
+def reduce_random_tensors(rank: int, backend: str) -> None:
+    """Of any size up to four million elements, any start, and on ranks that are late by turns."""
+    space = distributed.Workspace(symmetric=16 * MB)
+    room = space.empty(4 * MB, dtype=torch.float32)
+    numbers = torch.Generator().manual_seed(5)
+
+    def random(most: int) -> int:
+        return int(torch.randint(most, (1,), generator=numbers))
+
+    for case in range(400 if backend == "cuda" else 60):
+        n, offset = max(0, int(2 ** (random(2200) / 100)) - random(3)), random(3)
+        which, late, op = random(3), random(8), ("sum", "avg", "max", "min")[random(4)]
+        if backend == "triton":  # each kernel takes a second to compile
+            op = ("sum", "max", "avg")[which]
+        torch.manual_seed(10 * case + rank)
+        x = torch.randn(n + offset, device="cuda").to(DTYPES[which])[offset:]
+        if case % 4 == 0:
+            x = room.view(DTYPES[which])[: x.numel()].copy_(x)
+        if late == rank:
+            torch.cuda._sleep(200_000)
+        result = distributed.all_reduce(x, op, backend=backend)
+        assert diglot.last_run().backend == backend
+        expected = all_reduce_oracle(gathered(x), op)
+        assert torch.equal(result, expected), (case, n, op, diglot.last_run())
+    x = torch.randint(-8, 8, (100_001,), device="cuda").bfloat16()  # NCCL's sums are exact too
+    assert torch.equal(
+        distributed.all_reduce(x, backend=backend), distributed.all_reduce(x, backend="torch")
+    )
+    space.synchronize()
+    space.close()
+
+
+def replay_graphs(rank: int, backend: str) -> None:
+    """Replays of many calls in a row, whose inputs change, under skew."""
+    space = distributed.Workspace()
+    sizes = [int(2 ** (i * 0.6)) + i % 2 for i in range(33)]
+    every = torch.stack(
+        [
+            torch.randint(0, 17, (sum(sizes),), generator=torch.Generator().manual_seed(r))
+            for r in range(dist.get_world_size())
+        ]
+    )
+    every = every.cuda().bfloat16()
+    wrong = torch.zeros((), device="cuda", dtype=torch.int64)
+
+    def step() -> None:
+        every.add_(1).remainder_(17)
+        begin = 0
+        for i, size in enumerate(sizes):
+            part = every[:, begin : begin + size]
+            if (7 * i + 3 * rank) % 11 == 0:
+                torch.cuda._sleep(3000)
+            result = distributed.all_reduce(part[rank], backend=backend)
+            wrong.add_((result != part.float().sum(0).bfloat16()).sum())
+            distributed.barrier(backend=backend)
+            begin += size
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(300):
+        graph.replay()
+    space.synchronize()
+    assert int(wrong) == 0
+    space.close()
+
+
+def lose_a_peer(rank: int, backend: str) -> None:
+    """The call ends, the next one raises, and another workspace works. A late rank is no fault."""
+    space = distributed.Workspace(timeout=30.0)
+    x = torch.ones(1000, device="cuda")
+    time.sleep(2.0 * rank)
+    assert (distributed.all_reduce(x, backend=backend) == 2).all()
+    torch.cuda.synchronize()
+    if rank == 0:
+        assert distributed.all_reduce(x, backend=backend, timeout=0.3).isnan().all()
+        with pytest.raises(RuntimeError, match=r"rank 1 did not come in time\. Rank 0 waited"):
+            distributed.all_reduce(x, backend=backend)
+    dist.barrier()
+    space.close()
+    space = distributed.Workspace()
+    assert (distributed.all_reduce(x, backend=backend) == 2).all()
+    space.synchronize()
+    space.close()
+
+
+def use_two_streams(rank: int, backend: str) -> None:
+    """Two groups at once, called in another order on each rank, do not wait for each other."""
+    groups = [dist.new_group() for _ in range(2)]
+    spaces = [distributed.Workspace(group, most_staged=64 * MB, timeout=10.0) for group in groups]
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    xs = [torch.full((8 * MB,), float(rank + i), device="cuda") for i in range(2)]
+    torch.cuda.synchronize()
+    results = [xs[0], xs[1]]
+    for turn in range(20):
+        for i in (0, 1) if (turn + rank) % 2 else (1, 0):
+            with torch.cuda.stream(streams[i]):
+                results[i] = distributed.all_reduce(xs[i], group=groups[i], backend=backend)
+    for i, space in enumerate(spaces):
+        space.synchronize()
+        assert (results[i] == 1 + 2 * i).all()
+        space.close()
+
+
+WORKS = (reduce_random_tensors, replay_graphs, lose_a_peer, use_two_streams)
+
+
+def _run(rank: int, port: int, work: Callable[[int, str], None], backend: str) -> None:
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "NCCL_NVLS_ENABLE": "0",
+    }
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", rank=rank, world_size=2, device_id=device)
+    work(rank, backend)
+    dist.destroy_process_group()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_two_gpus(backend, work):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    torch.multiprocessing.spawn(_run, (port, work, backend), nprocs=2)
