@@ -23,6 +23,7 @@ PLAIN, FULL = (*TF32_COLUMNS, 16, 32, 64, 160, 192, 256), (64, 128, 192, 256, 16
 TURNS = 128, 128
 COLUMNS = tuple(sorted(PLAIN + FULL + TURNS))
 NAMES = ("UTMALDG.4D", "UTMASTG.4D", "USETMAXREG")
+FAST, EXACT = "0", "1"  # ways to add in scaled.cuh
 FLOAT8_PAIRS = ("E4M3.E4M3", "E4M3.E5M2", "E5M2.E4M3")
 
 
@@ -69,12 +70,18 @@ def test_cuda(tmp_path):
 
 @pytest.mark.slow
 def test_scaled_in_cuda(tmp_path):
-    """Eight tiles for each of two types of C: a main loop for each pair of types."""
+    """Nine tiles for each of two types of C: a main loop for each pair of types, of four products a
+    step. In turns, a consumer has both halves of the rows. Exact sums of 128 columns have two
+    loops, of two steps and of one; those of 192 have halves of the columns.
+    """
     tiles = set()
-    for code in compiled("sm_90a/scaled_mm.cu", 2 * 8, tmp_path):
+    for code in compiled("sm_90a/scaled_mm.cu", 2 * 9, tmp_path):
         found = re.findall(r"QGMMA\.64x(\d+)x32\.F32\.(E\dM\d\.E\dM\d)", code)
-        assert Counter(pair for _, pair in found) == dict.fromkeys(FLOAT8_PAIRS, 4)
-        tiles |= {int(columns) for columns, _ in found}
+        kernel = re.match(r"\w*Li(\d+)E\w*AccumulationE(\d)", code)
+        assert kernel is not None
+        products = {("192", FAST): 8, ("128", EXACT): 12, ("192", EXACT): 8}.get(kernel.groups(), 4)
+        assert Counter(pair for _, pair in found) == dict.fromkeys(FLOAT8_PAIRS, products)
+        tiles.add(int(kernel[1]))
         stores = "UTMASTG.4D" in code, "STSM" in code
         assert stores in ((True, True), (False, False))  # threads store float32
         assert "UTMALDG.4D" in code and not re.search(r"\b(LDL|STL)\b", code)
