@@ -109,7 +109,7 @@ FAULTS = {
     ),
     ("cuda", "scaled step"): Fault(
         "csrc/include/diglot/products/scaled.cuh",
-        "kIsFast || k > 0",
+        "adds || k > 0",
         "true",
         "scaled_mm",
         "test_scaled_mm",

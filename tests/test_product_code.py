@@ -23,6 +23,7 @@ PLAIN, FULL = (*TF32_COLUMNS, 16, 32, 64, 160, 192, 256), (64, 128, 192, 256, 16
 TURNS = 128, 128
 COLUMNS = tuple(sorted(PLAIN + FULL + TURNS))
 NAMES = ("UTMALDG.4D", "UTMASTG.4D", "USETMAXREG")
+FAST, EXACT = "0", "1"  # ways to add in scaled.cuh
 FLOAT8_PAIRS = ("E4M3.E4M3", "E4M3.E5M2", "E5M2.E4M3")
 
 
@@ -69,12 +70,18 @@ def test_cuda(tmp_path):
 
 @pytest.mark.slow
 def test_scaled_in_cuda(tmp_path):
-    """Eight tiles for each of two types of C: a main loop for each pair of types."""
+    """Nine tiles for each of two types of C: a main loop for each pair of types, of four products a
+    step. In turns, a consumer has both halves of the rows. Exact sums of 128 columns have two
+    loops, of two steps and of one; those of 192 have halves of the columns.
+    """
     tiles = set()
-    for code in compiled("sm_90a/scaled_mm.cu", 2 * 8, tmp_path):
+    for code in compiled("sm_90a/scaled_mm.cu", 2 * 9, tmp_path):
         found = re.findall(r"QGMMA\.64x(\d+)x32\.F32\.(E\dM\d\.E\dM\d)", code)
-        assert Counter(pair for _, pair in found) == dict.fromkeys(FLOAT8_PAIRS, 4)
-        tiles |= {int(columns) for columns, _ in found}
+        kernel = re.match(r"\w*Li(\d+)E\w*AccumulationE(\d)", code)
+        assert kernel is not None
+        products = {("192", FAST): 8, ("128", EXACT): 12, ("192", EXACT): 8}.get(kernel.groups(), 4)
+        assert Counter(pair for _, pair in found) == dict.fromkeys(FLOAT8_PAIRS, products)
+        tiles.add(int(kernel[1]))
         stores = "UTMASTG.4D" in code, "STSM" in code
         assert stores in ((True, True), (False, False))  # threads store float32
         assert "UTMALDG.4D" in code and not re.search(r"\b(LDL|STL)\b", code)
@@ -92,13 +99,17 @@ def test_groups_in_cuda(tmp_path):
 
 @pytest.mark.slow
 def test_copies_in_cuda(tmp_path):
-    """A lane moves 16 bytes at once, except at the ends of lines; transposed, one element."""
-    for code in compiled("sm_90a/padded_copy.cu", 5, tmp_path):
-        name = code.partition("\n")[0]
-        wide = len(re.findall(r"LDG\.E\.128", code)), len(re.findall(r"STG\.E\.128", code))
-        # Single bytes are not shifted, so that one load has all of them.
-        expected = (4, 4) if "copyIh" in name else (8, 4)
-        assert wide == ((0, 0) if "transposed" in name else expected), name
+    """A lane moves 16 bytes at once, except at the ends of lines. It loads the lines of a square,
+    aligned ones or those that two accesses hold, before it stores one.
+    """
+    for code in compiled("sm_90a/padded_copy.cu", 3, tmp_path):
+        kernel = code.partition("\n")[0]
+        loads, stores = (
+            len(re.findall(rf"{name}\.E\.(?:EF\.)?128", code)) for name in ("LDG", "STG")
+        )
+        side = 16 if "copyIh" in kernel else 4 if "copyIj" in kernel else 0  # of a square
+        edges = 1 + (side > 0)  # loops of a piece at an edge
+        assert (loads, stores) == (3 * side + 8 + 2 * edges, side + 4 + edges), kernel
 
 
 FMA = """

@@ -104,7 +104,7 @@ def test_numbers(backend, form):
             assert_right(result, a, b, *scales, bias)
 
 
-WIDTHS = [("fast", (64, 128, 256)), ("exact", (64, 128, 192)), ("blocks", (64, 128))]
+WIDTHS = [("fast", (64, 128, 192, 256)), ("exact", (64, 128, 192)), ("blocks", (64, 128))]
 
 
 @pytest.mark.skipif(IS_OLD, reason="this GPU has no wgmma")
@@ -118,7 +118,8 @@ def test_widths_of_tiles(mode, columns):
             a, b, *scales = operands(72, n, 272, pair, form)
             result = diglot.scaled_mm(a, b, *scales, None, RESULTS[n % 2], mode == "fast",
                                       backend="cuda")  # fmt: skip
-            assert variant() == f"wgmma, {mode}, tiles of 128x{columns}"
+            turns = ", in turns" if (mode, columns) == ("fast", 192) else ""
+            assert variant() == f"wgmma, {mode}, tiles of 128x{columns}{turns}"
             assert torch.equal(result, scaled_mm_oracle(a, b, *scales).to(result.dtype))
 
 
@@ -129,6 +130,23 @@ def test_blocks_have_several_tiles(backend, form):
     a, b, *scales = operands(600, 200, 272, PAIRS[0], form)
     result = diglot.scaled_mm(a, b, *scales, backend=backend)
     assert torch.equal(result, scaled_mm_oracle(a, b, *scales).bfloat16())
+
+
+@pytest.mark.skipif(IS_OLD, reason="this GPU has no wgmma")
+@pytest.mark.parametrize(
+    ("form", "columns"),
+    [("row", 192), ("row", 256), ("blocks", 64), ("neighbours", 64), ("neighbours", 128)],
+)
+@needs_cuda
+def test_scales_of_several_tiles(form, columns):
+    """Scales of columns go through memory that stores read. Tiles have one and many steps along
+    K, and a block has more than one tile, or none.
+    """
+    with diglot.use_plans({"products.cuda.columns": columns}):
+        for m, n, k in [(300, 520, 400), (200, 2 * columns - 1, 128), (65, columns, 256)]:
+            a, b, *scales = operands(m, n, k, PAIRS[0], form)
+            result = diglot.scaled_mm(a, b, *scales, use_fast_accum=form == "row", backend="cuda")
+            assert torch.equal(result, scaled_mm_oracle(a, b, *scales).bfloat16()), (m, n, k)
 
 
 def odd_operands() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -182,6 +200,26 @@ def test_copies(backend):
         result = diglot.scaled_mm(first, second, *scales, backend=backend)
         assert torch.equal(result, scaled_mm_oracle(first, second, *scales).bfloat16())
         assert variant().endswith(copies)
+
+
+@pytest.mark.skipif(IS_OLD, reason="this GPU has no products of 8-bit floats along K alone")
+@pytest.mark.parametrize("pad", [0, 3, 16])
+@pytest.mark.parametrize("layout", ["NN", "TN", "TT"])
+@pytest.mark.parametrize("backend", [CUDA, SLOW_TRITON])
+def test_copies_that_transpose(backend, layout, pad):
+    """Squares of 16 x 16 inside and at the edges, where lines are aligned and where not."""
+    m, n, k = 517, 300, 272
+    is_along = {"A": layout[0] == "N", "B": layout[1] == "T"}
+    shape_a, shape_b = (m, k) if is_along["A"] else (k, m), (n, k) if is_along["B"] else (k, n)
+    a = integers(shape_a[0], shape_a[1] + pad, dtype=E4M3)[:, : shape_a[1]]
+    b = integers(shape_b[0], shape_b[1] + pad, dtype=E4M3)[:, : shape_b[1]]
+    a, b = a if is_along["A"] else a.mT, b.mT if is_along["B"] else b
+    scales = (powers(*shape) for shape in shapes_of_scales("row", m, n, k))
+    of_a, of_b = scales
+    result = diglot.scaled_mm(a, b, of_a, of_b, use_fast_accum=True, backend=backend)
+    assert torch.equal(result, scaled_mm_oracle(a, b, of_a, of_b).bfloat16())
+    copied = [x for x in "AB" if not is_along[x] or pad % 16]
+    assert variant().endswith(f"of {' and '.join(copied)}")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -353,6 +391,8 @@ def test_plans_of_named_devices():
         return variant, steps[-1][1][0]
 
     assert plan(h200, 4096, 4096, 4096, is_fast=True) == ("wgmma, fast, tiles of 128x256", 132)
+    turns = "wgmma, fast, tiles of 128x192, in turns"
+    assert plan(h200, 8192, 8192, 8192, is_fast=True) == (turns, 132)
     assert plan(h200, 4096, 4096, 4096) == ("wgmma, exact, tiles of 128x128", 132)
     assert plan(h200, 2048, 1536, 4096) == ("wgmma, exact, tiles of 128x192", 128)
     assert plan(h200, 4096, 4096, 4096, "blocks") == ("wgmma, blocks, tiles of 128x128", 132)

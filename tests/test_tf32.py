@@ -200,13 +200,31 @@ def test_gradients(backend):
 
 HEADER = ROOT / "csrc/include/diglot/products/padded_copy.cuh"
 KERNEL = ROOT / "tests/planted/padded_copy.cu"
-FAULTS = {
-    "none": NO_FAULT,
-    "rows behind the last": Fault("row + lane < copy.outer && ", ""),
-    "columns behind the last": Fault(" && column + lane < copy.inner", ""),
-    "no barrier": Fault("  __syncthreads();", ""),
-    "not transposed": Fault("= elements[lane][i];", "= elements[i][lane];"),
+# Copies that transpose, by planted kernels: rows and columns of the source, the step between its
+# rows, the pitch of the copy.
+FLOATS, BYTES = ("floats, aligned", "floats"), ("bytes, aligned", "bytes")
+COPIES = {
+    "floats, aligned": (41, 37, 40, 64),
+    "floats": (41, 37, 39, 64),
+    "bytes, aligned": (154, 70, 80, 256),
+    "bytes": (160, 70, 79, 256),
 }
+# Faults, and the kernels that show them.
+FAULTS = {
+    "none": (NO_FAULT, ()),
+    "lines behind the last": (Fault(" && i < left", ""), FLOATS + BYTES),
+    "elements behind the last": (Fault(" || column >= copy.inner", ""), FLOATS + BYTES),
+    "squares behind the last line": (Fault("is_aligned ? left >= kSide", "is_aligned ? true"),
+                                     (FLOATS[0], BYTES[0])),
+    "accesses behind the last line": (Fault("left >= 2 * kSide", "left >= kSide"), (BYTES[1],)),
+    "squares behind the end of lines": (Fault("column + kSide > copy.inner", "false"),
+                                        (*FLOATS, BYTES[0])),
+    "all are aligned": (Fault("step % kSide == 0", "true"), (FLOATS[1], BYTES[1])),
+    "bytes are not shifted": (Fault("skipped % 4 * 0x1111", "0"), (BYTES[1],)),
+    "not transposed": (Fault("result[word][line] =", "result[line][word] ="), FLOATS),
+    "other words": (Fault("result[4 * word + i][line] =", "result[4 * line + i][word] ="), BYTES),
+    "bytes are not transposed": (Fault("        transpose_bytes(bytes);", ""), BYTES),
+}  # fmt: skip
 
 
 @needs_cuda
@@ -214,12 +232,22 @@ FAULTS = {
 @pytest.mark.skipif(DEVICE != "cpu", reason="it interprets kernels")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name, tmp_path):
-    run = plant(FAULTS[name], [HEADER], KERNEL, tmp_path)
-    values = torch.arange(41.0 * 37).view(41, 37)
+    """The interpreter finds reads behind the source's last word."""
+    fault, shown_by = FAULTS[name]
+    run = plant(fault, [HEADER], KERNEL, tmp_path)
     found = []
-    for seed in range(2):
-        message, out = run("transposed", values=values.flatten(), blocks=37 * 64, seed=seed)
-        is_right = torch.equal(out.view(37, 64)[:, :41], values.T)
-        is_right &= bool((out.view(37, 64)[:, 41:] == -1).all())  # as it was
-        found.append(message or ("" if is_right else "another copy"))
-    assert any(found) != (name == "none"), found
+    for kernel, (rows, columns, step, pitch) in COPIES.items():
+        dtype = torch.int32 if kernel in FLOATS else torch.uint8
+        size = 4 // dtype.itemsize  # elements of a word
+        elements = -(-((rows - 1) * step + columns) // size) * size
+        values = torch.randint(1, 256, (elements,)).to(dtype)
+        message, out = run(
+            kernel, values=values.view(torch.float32), blocks=columns * pitch // size
+        )
+        expected = torch.full(out.shape, -1.0).view(dtype).view(columns, pitch)  # as it was
+        unit = 4 * size  # elements of an access
+        expected[:, : -(-rows // unit) * unit] = 0
+        expected[:, :rows] = values.as_strided((rows, columns), (step, 1)).T
+        if message or not torch.equal(out.view(dtype).view(columns, pitch), expected):
+            found.append(kernel)
+    assert tuple(found) == shown_by

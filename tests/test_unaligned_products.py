@@ -185,7 +185,7 @@ FAULTS = {
     "none": NO_FAULT,
     "the tail is not zeroed": Fault("first + e < end ? ", "true ? "),
     "accesses behind the end": Fault("(skipped > 0 ? 2 : 1) * kElements <= end", "0 <= end"),
-    "bytes are not shifted": Fault("skipped * static_cast<int>(sizeof(T));", "0;"),
+    "bytes are not shifted": Fault("skipped * static_cast<int>(sizeof(T)))", "0)"),
     "lines behind the last": Fault("if (row >= copy.outer) return;", ""),
     "elements behind the last": Fault("if (first < copy.inner) {", "if (true) {"),
 }

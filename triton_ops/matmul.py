@@ -17,18 +17,20 @@ from diglot.triton_ops.launch.padded_copy import (
     is_worth,
     readable,
 )
-from diglot.triton_ops.launch.plan import ACCESS_BYTES, NOTHING, Launch, Operand, Scalar
+from diglot.triton_ops.launch.plan import ACCESS_BYTES, NOTHING, Launch, Operand, Part, Scalar
 from diglot.triton_ops.launch.product_splits import scratch_of_parts
 from diglot.triton_ops.launch.product_tiles import Epilogue, best_variant
 from diglot.triton_ops.launch.products import MOST_SIDE, Product, product_of, tiles_of
 from diglot.triton_ops.lib.products.descriptors import multiply_by_descriptors
-from diglot.triton_ops.lib.products.padded_copy import copy_lines
+from diglot.triton_ops.lib.products.padded_copy import copy_tile
 from diglot.triton_ops.lib.products.pointers import multiply_by_pointers
 
 HALVES = (torch.float16, torch.bfloat16)
 GRID_SIDE = 1 << 30  # programs along an axis of a grid
 TMA_ARCHITECTURE = 90
-COPIED, TRANSPOSED = (16, 256), (64, 64)  # a tile of a copy
+COPIED = 16, 256  # a tile of a copy
+# The same where it is transposed, by bytes of an element.
+TRANSPOSED = {1: (128, 64), 2: (64, 64), 4: (64, 64), 8: (64, 64)}
 COPY_WARPS = 4
 BATCH_RANK = 2  # dimensions of a batch that descriptors take
 Batch = tuple[tuple[int, int], ...]  # of each dimension, matrices and the step between them
@@ -80,13 +82,30 @@ def matmul_descriptors(
 
 @triton.jit
 def product_copy(
-    source, copy, rows, columns, row_stride, column_stride, units, tile_rows, tile_columns,
-    UNIT: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
+    source, copy, other_source, other_copy,
+    rows, columns, row_stride, column_stride, units, tile_rows, tile_columns,
+    other_rows, other_columns, other_row_stride, other_column_stride, other_units,
+    other_tile_rows, other_tile_columns,
+    UNIT: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr, OTHER_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    copy_lines(
-        source, copy, (rows, columns), (row_stride, column_stride), units,
-        (tile_rows, tile_columns), UNIT, VECTOR, BLOCK,
-    )  # fmt: skip
+    """A copy, or two: the first programs have the tiles of the first."""
+    index, count = tl.program_id(0).to(tl.int64), tile_rows * tile_columns
+    if other_source is None:
+        copy_tile(
+            source, copy, (rows, columns), (row_stride, column_stride), units,
+            (tile_rows, tile_columns), index, UNIT, VECTOR, BLOCK,
+        )  # fmt: skip
+    elif index < count:
+        copy_tile(
+            source, copy, (rows, columns), (row_stride, column_stride), units,
+            (tile_rows, tile_columns), index, UNIT, VECTOR, BLOCK,
+        )  # fmt: skip
+    else:
+        copy_tile(
+            other_source, other_copy, (other_rows, other_columns),
+            (other_row_stride, other_column_stride), other_units,
+            (other_tile_rows, other_tile_columns), index - count, UNIT, VECTOR, OTHER_BLOCK,
+        )  # fmt: skip
 
 
 @launcher
@@ -192,28 +211,40 @@ def _matrix(
     ), is_transposed
 
 
-def _copy(matrix: Matrix) -> Launch:
-    """The launch of a padded copy."""
-    source = matrix.rows
-    assert source is not None
-    rows, columns = source.shape
-    # Steps between neighbours are known when it is compiled.
-    steps: list[Scalar] = [tl.constexpr(1) if step == 1 else step for step in source.strides]
-    block = COPIED if source.strides[1] == 1 else TRANSPOSED
-    tiles = tiles_of((rows, matrix.units * matrix.unit, 0), (*block, 1), 1)
-    vector = ACCESS_BYTES // source.element_size()
+def _copy(*matrices: Matrix) -> Launch:
+    """The launch of a padded copy, or of two."""
+    blocks: list[tuple[int, int]] = []
+    pointers: list[Operand | Part | None] = []
+    scalars: list[Scalar] = []
+    programs = 0
+    for matrix in matrices:
+        source = matrix.rows
+        assert source is not None
+        rows, columns = source.shape
+        block = COPIED if source.strides[1] == 1 else TRANSPOSED[source.element_size()]
+        tiles = tiles_of((rows, matrix.units * matrix.unit, 0), (*block, 1), 1)
+        # Steps between neighbours are known when it is compiled.
+        steps = [tl.constexpr(1) if step == 1 else step for step in source.strides]
+        scalars += [rows, columns, *steps, matrix.units, *tiles[:2]]
+        pointers += [matrix.source, matrix.part]
+        blocks.append(block)
+        programs += tiles[-1]
+    if len(matrices) == 1:
+        pointers += [None] * 2
+        scalars += [None] * 7
+    first = matrices[0]
     return Launch(
-        product_copy, (tiles[-1],), (matrix.source, matrix.part),
-        (rows, columns, *steps, matrix.units, *tiles[:2]),
-        (matrix.unit, vector, block), COPY_WARPS,
+        product_copy, (programs,), tuple(pointers), tuple(scalars),
+        (first.unit, ACCESS_BYTES // first.source.element_size(), blocks[0], blocks[-1]),
+        COPY_WARPS,
     )  # fmt: skip
 
 
 def plan_copies(a: Matrix, b: Matrix) -> tuple[tuple[Launch, ...], str]:
-    """The launches of padded copies, and what they add to a plan's name."""
+    """The launch of padded copies, if there are any, and what they add to a plan's name."""
     copied = {letter: x for letter, x in (("A", a), ("B", b)) if x.part is not None}
     text = f", {'copies' if len(copied) == 2 else 'copy'} of {' and '.join(copied)}"
-    return tuple(map(_copy, copied.values())), text if copied else ""
+    return ((_copy(*copied.values()),), text) if copied else ((), "")
 
 
 def _batch(product: Product, array: int) -> Batch:

@@ -8,66 +8,75 @@
 
 namespace diglot {
 
-// Bits of elements: a copy does not compute.
+// Copies A, B or both: the first blocks have the tiles of A. Bits of elements: a copy does not
+// compute.
 template <typename T>
-__global__ void __launch_bounds__(LinesShape<T>::kThreads)
-    product_copy(const T* from, T* to, PaddedCopy copy) {
-  copy_lines(from, to, copy);
-}
-
-template <typename T>
-__global__ void __launch_bounds__(TransposedShape::kThreads)
-    product_copy_transposed(const T* from, T* to, PaddedCopy copy) {
-  copy_transposed(from, to, copy);
+__global__ void __launch_bounds__(kCopyThreads)
+    product_copy(const T* from_a, T* to_a, const __grid_constant__ PaddedCopy a, const T* from_b,
+                 T* to_b, const __grid_constant__ PaddedCopy b) {
+  const int64_t block = blockIdx.x, of_a = a.schedule.count();
+  const bool is_a = block < of_a;
+  copy_tile(is_a ? from_a : from_b, is_a ? to_a : to_b, is_a ? a : b, is_a ? block : block - of_a);
 }
 
 namespace {
 
-template <typename T, typename Shape, auto kKernel>
-void add_tiles(Planner& planner, const CopiedMatrix& copied, Address<char> to) {
+template <typename T>
+PaddedCopy padded_copy(const CopiedMatrix& copied) {
+  const TmaMatrix& copy = copied.copy;
+  const bool is_transposed = sizeof(T) != 2 && copied.outer_stride == 1 && copied.inner_stride != 1;
+  const int rows = is_transposed ? TransposedShape<T>::kRows : LinesShape<T>::kRows;
+  const int columns = is_transposed ? TransposedShape<T>::kColumns : LinesShape<T>::kColumns;
   const auto tiles = [](int64_t size, int side) {
     return static_cast<int>((size + side - 1) / side);
   };
-  const TmaMatrix& copy = copied.copy;
-  const PaddedCopy given{copy.inner,
-                         copy.outer,
-                         copied.inner_stride,
-                         copied.outer_stride,
-                         copy.outer_stride,
-                         copy.batch[0],
-                         {copied.batch_stride[0], copied.batch_stride[1]},
-                         {tiles(copy.outer, Shape::kRows), tiles(copy.inner, Shape::kColumns),
-                          copied.matrices(), /*group=*/1}};
-  planner.add<kKernel>({static_cast<unsigned>(given.schedule.count()), Shape::kThreads},
-                       copied.source.as<const T>(), to.as<T>(), given);
+  return {copy.inner,
+          copy.outer,
+          copied.inner_stride,
+          copied.outer_stride,
+          copy.outer_stride,
+          copy.batch[0],
+          {copied.batch_stride[0], copied.batch_stride[1]},
+          is_transposed,
+          {tiles(copy.outer, rows), tiles(copy.inner, columns), copied.matrices(), /*group=*/1}};
 }
 
+// A copy's arguments. An operand that stays where it is has no tiles.
 template <typename T>
-void add_lines(Planner& planner, const CopiedMatrix& copied, Address<char> to) {
-  add_tiles<T, LinesShape<T>, product_copy<T>>(planner, copied, to);
-}
+struct Copied {
+  Address<const T> from;
+  Address<T> to;
+  PaddedCopy copy{};
+
+  Copied(Planner& planner, WgmmaOperand& operand) {
+    if (!operand.copied) return;
+    constexpr int64_t kAlignment = 256;
+    const CopiedMatrix& copied = *operand.copied;
+    const int64_t end = planner.plan.scratch.bytes;
+    const int64_t begin = (end + kAlignment - 1) / kAlignment * kAlignment;
+    from = copied.source.as<const T>();
+    to = (planner.need({begin + copied.bytes()}) + begin).template as<T>();
+    copy = padded_copy<T>(copied);
+    operand.matrix.data = to.template as<void>();
+  }
+};
 
 template <typename T>
-void add_copy(Planner& planner, const CopiedMatrix& copied, Address<char> to) {
-  const bool is_transposed = copied.outer_stride == 1 && copied.inner_stride != 1;
-  if (!is_transposed) return add_lines<T>(planner, copied, to);
-  add_tiles<T, TransposedShape, product_copy_transposed<T>>(planner, copied, to);
+void add_copies(Planner& planner, WgmmaOperand& a, WgmmaOperand& b) {
+  const Copied<T> of_a(planner, a), of_b(planner, b);
+  const int64_t blocks = of_a.copy.schedule.count() + of_b.copy.schedule.count();
+  planner.add<product_copy<T>>({static_cast<unsigned>(blocks), kCopyThreads}, of_a.from, of_a.to,
+                               of_a.copy, of_b.from, of_b.to, of_b.copy);
 }
 
 }  // namespace
 
-TmaMatrix plan_padded_copy(Planner& planner, const CopiedMatrix& copied) {
-  constexpr int64_t kAlignment = 256;
-  const int64_t begin = (planner.plan.scratch.bytes + kAlignment - 1) / kAlignment * kAlignment;
-  const Address<char> to = planner.need({begin + copied.bytes()}) + begin;
-  switch (size_of(copied.copy.dtype)) {
-    case 1: add_copy<uint8_t>(planner, copied, to); break;
-    case 2: add_lines<uint16_t>(planner, copied, to); break;  // wgmma reads them along any side
-    default: add_copy<uint32_t>(planner, copied, to);
+void plan_copies(Planner& planner, WgmmaOperand& a, WgmmaOperand& b) {
+  switch (size_of(a.matrix.dtype)) {
+    case 1: return add_copies<uint8_t>(planner, a, b);
+    case 2: return add_copies<uint16_t>(planner, a, b);
+    default: return add_copies<uint32_t>(planner, a, b);
   }
-  TmaMatrix copy = copied.copy;
-  copy.data = to.as<void>();
-  return copy;
 }
 
 }  // namespace diglot

@@ -92,17 +92,16 @@ inline bool is_worth_copies(const Device& device, const Product& product, int64_
   return busiest > kOfLaunch + 2 * bytes * kOfByte / multiprocessors;
 }
 
-// Plans a copy behind the scratch that the plan already needs. Returns the matrix for TMA.
-// csrc/ops/sm_90a/padded_copy.cu has it, with the kernels.
-TmaMatrix plan_padded_copy(Planner& planner, const CopiedMatrix& copied);
+// Plans one launch that copies A, B or both, behind the scratch that the plan already needs. TMA
+// then reads the copies. csrc/ops/sm_90a/padded_copy.cu has it, with the kernels.
+void plan_copies(Planner& planner, WgmmaOperand& a, WgmmaOperand& b);
 
-// Plans the copies of both operands. Returns what they add to the variant's name.
+// The same, where there are copies. Returns what they add to the variant's name.
 inline const char* plan_padded_copies(Planner& planner, WgmmaOperand& a, WgmmaOperand& b) {
-  for (WgmmaOperand* const operand : {&a, &b}) {
-    if (operand->copied) operand->matrix = plan_padded_copy(planner, *operand->copied);
-  }
+  if (!a.copied && !b.copied) return "";
+  plan_copies(planner, a, b);
   if (a.copied) return b.copied ? ", copies of A and B" : ", copy of A";
-  return b.copied ? ", copy of B" : "";
+  return ", copy of B";
 }
 
 }  // namespace diglot

@@ -36,28 +36,4 @@ struct Scales {
   }
 };
 
-// Calls visit(i, its scale) for each accumulator i of a thread. C has `rows` and `columns` of the
-// warpgroup's tile.
-template <int kSums, typename Visit>
-DIGLOT_DEVICE void for_each_scale(const ScaleRun& a, const ScaleRun& b, int rows, int columns,
-                                  Visit visit) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
-  float of_rows[2];
-  DIGLOT_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const int row = accumulator_row(thread, 2 * i);
-    of_rows[i] = row < rows ? a.at(row) : 0;
-  }
-  DIGLOT_UNROLL
-  for (int i = 0; i < kSums; i += 4) {
-    DIGLOT_UNROLL
-    for (int j = i; j < i + 2; ++j) {
-      const int column = accumulator_column(thread, j);
-      const float of_column = column < columns ? b.at(column) : 0;
-      visit(j, of_rows[0] * of_column);
-      visit(j + 2, of_rows[1] * of_column);
-    }
-  }
-}
-
 }  // namespace diglot
