@@ -9,7 +9,7 @@ tiles_of_groups(const int32_t* offsets, int groups, int64_t size, int tile, int 
   int64_t count = 0;
   // As `step` blocks do, each from its own first tile on.
   for (int block = 0; block < step; ++block) {
-    diglot::Group group;
+    diglot::Group<int64_t> group;
     for (int64_t index = block; schedule.find(offsets, index, group); index += step) {
       const diglot::Tile found = schedule.tile_of(group, index);
       int64_t* const to = out + index * 5;

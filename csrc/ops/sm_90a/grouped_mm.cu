@@ -2,23 +2,26 @@
 // ../grouped_mm.cu has the launcher.
 //
 // Architectures: 9.0a
+#include <algorithm>
 #include <limits>
 #include <optional>
+#include <string>
 
 #include "diglot/launch/dispatch.h"
 #include "diglot/launch/grouped_products.h"
+#include "diglot/launch/kept_text.h"
 #include "diglot/launch/tma_matrix.h"
 #include "diglot/products/grouped_tensor_cores.cuh"
 
 namespace diglot {
 
-template <typename T, int kColumns>
-__global__ void __launch_bounds__(WgmmaShape<T, kColumns>::kThreads, 1)
+template <typename T, bool kDividesK>
+__global__ void __launch_bounds__(GroupShape<T, kDividesK>::kThreads, 1)
     grouped_mm_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                      const __grid_constant__ TensorMap map_c, const int32_t* offsets,
                      const __grid_constant__ Epilogue<T> epilogue,
                      const __grid_constant__ GroupedWgmma product) {
-  multiply_groups_by_wgmma<T, WgmmaShape<T, kColumns>>(a, b, map_c, offsets, epilogue, product);
+  multiply_groups_by_wgmma<T, GroupShape<T, kDividesK>>(a, b, map_c, offsets, epilogue, product);
 }
 
 }  // namespace diglot
@@ -70,24 +73,51 @@ std::optional<Operands> operands_of(const GroupedProduct& product) {
                   tma_matrix(product.c, n, c.column, m, c.row, batches, kC)};
 }
 
-template <typename T, int kColumns>
-void plan_wgmma(Planner& planner, const GroupedProduct& product, const Operands& operands) {
-  using Shape = WgmmaShape<T, kColumns>;
+// How many rows of C a tile has at most, and how many of them TMA moves at once.
+constexpr int kTileColumns = 128;
+struct TileRows {
+  int most, box;
+};
+
+// The host knows the mean size of a group of rows alone. Tiles of short groups have few rows, and
+// room for longer ones.
+TileRows rows_of(Planner& planner, const GroupedProduct& product) {
+  const int64_t groups = product.divides_k ? 1 : product.groups;
+  const int fewest = product.divides_k ? 64 : 16;
+  const auto mean = static_cast<int>((product.m + groups - 1) / groups);
+  const auto asked = static_cast<int>(planner.tuned(Tunable::kProductsColumns));
+  const auto rounded = [&](int rows) { return std::min(product_rows(rows, fewest), 256); };
+  const int most = asked > 0 ? rounded(asked) : std::max(rounded(mean), 64);
+  return {most, std::min({most, rounded(mean), 64})};
+}
+
+template <typename T, bool kDividesK>
+void plan_wgmma(Planner& planner, const GroupedProduct& product, const Operands& operands,
+                TileRows rows) {
+  using Shape = GroupShape<T, kDividesK>;
+  static_assert(kTileColumns == Shape::kColumnsOfC);
   const auto height = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
   const TmaMatrix& c = operands.c ? *operands.c : operands.a;  // not used, but a map all the same
   // Whether a contiguous dimension of a matrix is divided, at which TMA takes no odd places.
   const bool is_inner = product.divides_k
                             ? operands.major_a == Major::kK || operands.major_b == Major::kK
                             : operands.major_a == Major::kMn;
-  const GroupedWgmma given{operands.major_a,
-                           operands.major_b,
-                           product.schedule(Shape::kRows, kColumns, height,
+  // Of rows that are contiguous, TMA loads whole panels.
+  if (operands.major_a == Major::kMn) rows = {std::max(rows.most, Shape::kLine), Shape::kLine};
+  const int stage = Shape::kBytesA + rows.most * GroupedWgmma::kLineBytes;
+  const GroupedWgmma given{operands.major_b,
+                           operands.major_a,
+                           product.schedule(rows.most, kTileColumns, height,
                                             is_inner ? kTmaUnit / static_cast<int>(sizeof(T)) : 1),
-                           product.divides_k,
+                           static_cast<int>(product.m),
                            static_cast<int>(product.k),
                            operands.b.steps().step[0],
                            operands.c.has_value(),
-                           product.group_stride(product.c)};
+                           product.group_stride(product.c),
+                           rows.most,
+                           rows.box,
+                           std::min(Shape::kStages, Shape::kRingBytes / stage),
+                           stage};
   const auto map = [](const TmaMatrix& matrix, Major major, int side) {
     return matrix.encoded(Shape::kLine,
                           static_cast<uint32_t>(major == Major::kK ? side : Shape::kDepth),
@@ -96,10 +126,10 @@ void plan_wgmma(Planner& planner, const GroupedProduct& product, const Operands&
   const int64_t most = planner.device.multiprocessors();
   Launch how{static_cast<unsigned>(std::min(given.schedule.most(), most)), Shape::kThreads};
   how.shared_bytes = sizeof(typename Shape::Shared);
-  planner.add<grouped_mm_wgmma<T, kColumns>>(
-      how, map(operands.a, operands.major_a, Shape::kRows),
-      map(operands.b, operands.major_b, Shape::kColumns),
-      c.encoded(Shape::kPanel, Shape::kConsumerRows, Swizzle::k64),
+  planner.add<grouped_mm_wgmma<T, kDividesK>>(
+      how, map(operands.b, operands.major_b, Shape::kRows),
+      map(operands.a, operands.major_a, rows.box),
+      c.encoded(Shape::kPanel, static_cast<uint32_t>(rows.box), Shape::kPanelSwizzle),
       product.offsets->as<const int32_t>(), product.epilogue<T>(), given);
 }
 
@@ -117,16 +147,13 @@ bool plan_on_tensor_cores(Planner& planner, const GroupedProduct& product) {
   const bool is_b_along_k = operands->major_b == Major::kK;
   planner.choose(std::string(is_a_along_k ? "N" : "T") + (is_b_along_k ? "T" : "N"),
                  {product.m, product.n, product.k, product.groups}, {&product.a});
-  // Wide tiles are for products that fill the GPU with them.
-  const bool is_wide = product.n > 128 &&
-                       product.schedule(128, 256, 1).most() >= 2 * planner.device.multiprocessors();
-  const int64_t asked = planner.tuned(Tunable::kProductsColumns);
-  const int64_t columns = asked == 128 || asked == 256 ? asked : is_wide ? 256 : 128;
-  planner.plan.variant = columns == 256 ? "wgmma, tiles of 128x256" : "wgmma, tiles of 128x128";
+  const TileRows rows = rows_of(planner, product);
+  if (product.schedule(rows.most, kTileColumns, 1).most() > most) return false;
+  planner.plan.variant = kept_text("wgmma, tiles of " + std::to_string(rows.most) + "x128, exchanged");
   const auto plan = [&](auto type) {
     using T = typename decltype(type)::type;
-    columns == 256 ? plan_wgmma<T, 256>(planner, product, *operands)
-                   : plan_wgmma<T, 128>(planner, product, *operands);
+    product.divides_k ? plan_wgmma<T, true>(planner, product, *operands, rows)
+                      : plan_wgmma<T, false>(planner, product, *operands, rows);
   };
   dtype == DType::kBFloat16 ? call_for<bfloat16>(plan) : call_for<float16>(plan);
   return true;

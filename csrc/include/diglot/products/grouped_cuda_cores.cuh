@@ -28,7 +28,7 @@ template <typename T, typename Shape>
 DIGLOT_DEVICE void multiply_groups_by_fma(const T* a, const T* b, const int32_t* offsets,
                                           const Epilogue<T>& epilogue, const GroupedFma& product) {
   const int64_t index = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
-  Group group;
+  Group<int64_t> group;
   if (!product.schedule.find(offsets, index, group)) return;
   const Tile tile = product.schedule.tile_of(group, index);
   GroupFma part{product.m, product.n, product.k, 0, product.a, product.b};

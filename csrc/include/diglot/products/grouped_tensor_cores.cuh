@@ -1,6 +1,11 @@
 // Products of groups of 16-bit matrices on Hopper's tensor cores. Twin of
-// triton_ops/lib/products/grouped_descriptors.py. tensor_cores.cuh has the ring, the loads and the
-// products; here blocks walk the tiles of all groups.
+// triton_ops/lib/products/grouped_descriptors.py. tensor_cores.cuh has the loads and the roles of
+// warpgroups; here blocks walk the tiles of all groups.
+//
+// Operands are exchanged, as those of few rows there: A is the transpose of the matrix that has C's
+// columns, and B that of the one that has its rows. A tile has 128 columns of C. Its rows follow
+// its group: a product of wgmma has 16 to 256, so a short group takes little time. TMA loads no
+// more of them either. Where all tiles have few rows, the ring has more stages.
 //
 // One tensor map serves all groups of rows: a tile may load rows of the next group, but it does not
 // store them. Groups of K end anywhere in a stage, and may begin behind its first elements. The
@@ -13,72 +18,273 @@
 
 namespace diglot {
 
+// kDividesK: whether groups divide K, not rows.
+template <typename T, bool kDividesK_>
+struct GroupShape : WgmmaShape<T, 256, true> {
+  using Base = WgmmaShape<T, 256, true>;
+  static constexpr bool kDividesK = kDividesK_;
+  static constexpr int kColumnsOfC = Base::kRows;      // of a tile
+  static constexpr int kFewestRows = kDividesK ? 64 : 16;  // of a product of wgmma
+  static constexpr int kStages = 10;  // at most
+  static constexpr int kRingBytes = 4 * (Base::kBytesA + Base::kBytesB);
+
+  struct Shared {
+    char ring[kRingBytes];  // a stage's tile of A, and behind it that of B
+    char c[Base::kConsumers][Base::kParts][Base::kPartPanels][Base::PanelC::kBytes];
+    Mbarrier are_there[Base::kConsumers];  // not used
+  };
+  static_assert(sizeof(Shared) <= Base::kSharedBytes - 1024);
+};
+
+// The rows of a product of wgmma that holds so many.
+DIGLOT_HOST_DEVICE int product_rows(int rows, int fewest) {
+  int width = fewest;
+  while (width < rows) width *= 2;
+  return width;
+}
+
 struct GroupedWgmma {
+  static constexpr int kLineBytes = 128;
+
   Major major_a, major_b;
   GroupSchedule schedule;
-  bool divides_k;  // else rows
-  int k;           // where groups divide rows
-  int b_step;      // 0 where all groups share one matrix of B, else 1
-  // Whether TMA can store whole tiles of C. Others, and all otherwise, threads store.
+  int m;
+  int k;       // where groups divide rows
+  int a_step;  // 0 where all groups share one matrix of A, else 1
+  // Whether TMA can store C. Otherwise threads do.
   bool is_stored_by_tma;
   int64_t c_step;  // from a group's matrix of C to the next
+  int rows;        // of a tile, at most
+  int box;         // rows that TMA moves at once
+  int stages, stage_bytes;
 
-  // A tile of A B.
+  // A tile of C.
   struct Place {
     int row, column;  // where it begins
-    int begin, end;   // of the group's rows
-    int depth, k;     // the range of K: where it begins, and its size
-    int before;       // elements of it that are not the group's
-    int matrix_b, matrix_c;
+    int rows;
+    int begin, end;  // of the group's rows
+    int depth, k;    // the range of K: where it begins, and its size
+    int before;      // elements of it that are not the group's
+    int matrix_a, matrix_c;
   };
-  DIGLOT_DEVICE Place place(const Group& group, int64_t index, int m, int tile_rows,
-                            int tile_columns) const {
+  template <bool kDividesK>
+  DIGLOT_DEVICE Place place(const Group<int>& group, int index, int tile_columns) const {
     const Tile tile = schedule.tile_of(group, index);
-    const int row = tile.row * tile_rows, column = tile.column * tile_columns;
-    const int begin = static_cast<int>(group.begin), end = static_cast<int>(group.end);
-    const int first = static_cast<int>(schedule.first_of(group));
-    if (divides_k) {
+    const int row = tile.row * rows, column = tile.column * tile_columns;
+    const int begin = group.begin, end = group.end, first = schedule.first_of(group);
+    const auto rows_until = [&](int last) { return last < rows ? last : rows; };
+    if constexpr (kDividesK) {
       const int size = begin == end ? 0 : end - first;
-      return {row, column, 0, m, first, size, begin - first, 0, group.number};
+      return {row, column, rows_until(m - row), 0, m, first, size, begin - first, 0, group.number};
     }
     // The rows past the last group are zeros.
     const bool has_matrix = group.number < schedule.groups;
-    return {first + row, column, begin, end, 0, has_matrix ? k : 0, 0, group.number * b_step, 0};
+    return {first + row, column, rows_until(end - first - row), begin, end, 0, has_matrix ? k : 0,
+            0, group.number * a_step, 0};
+  }
+  // The rows of B that a tile needs, in whole boxes.
+  DIGLOT_DEVICE int loaded_rows(const Place& place) const {
+    return product_rows(place.rows, box);
   }
 };
 
-// Overwrites the elements of K in a stage before `begin`, and from `end` on, by zeros. Each
-// consumer does its rows of A, and half of the columns of B.
-template <typename T, typename Shape, typename TileA, typename TileB>
-DIGLOT_DEVICE void zero_outside(char* a, char* b, int consumer, int begin, int end) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
-  const int outside = Shape::kDepth - (end - begin);
-  const auto zero = [&](char* tile, auto offset_of, int first, int count) {
-    for (int i = thread; i < count * outside; i += kWarpgroupThreads) {
-      const int depth = i / count < begin ? i / count : i / count + end - begin;
-      *reinterpret_cast<T*>(tile + offset_of(first + i % count, depth)) = convert<T>(0.0f);
+// The stages of the ring in turn, and the parity of their current phase.
+struct GroupRing {
+  int stages;
+  int stage = 0;
+  uint32_t parity = 0;
+
+  DIGLOT_DEVICE void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
     }
-  };
-  zero(a, TileA::offset, consumer * Shape::kConsumerRows, Shape::kConsumerRows);
-  zero(b, TileB::offset, consumer * (Shape::kColumns / 2), Shape::kColumns / 2);
-  fence_async_proxy();  // each thread's writes, before wgmma reads them
-  named_barrier_sync(1 + Shape::kConsumers, Shape::kConsumers * kWarpgroupThreads);
-}
+  }
+};
 
 // Fills the ring for all tiles of the block.
 template <typename Shape>
 DIGLOT_DEVICE void produce_groups(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
                                   const TensorMap& a, const TensorMap& b, const int32_t* offsets,
                                   const GroupedWgmma& product) {
-  Ring<Shape::kStages> ring;
-  Group group;
-  for (int64_t index = blockIdx.x; product.schedule.find(offsets, index, group);
-       index += gridDim.x) {
-    const auto place = product.place(group, index, 0, Shape::kRows, Shape::kColumns);
-    for (int depth = 0; depth < place.k; depth += Shape::kDepth) {
-      produce_stage<Shape>(
-          shared, ring, full, empty, a, b, product.major_a, product.major_b,
-          {place.row, place.column, place.depth + depth, {0, 0}, {place.matrix_b, 0}});
+  constexpr int kLineBytes = GroupedWgmma::kLineBytes;
+  GroupRing ring{product.stages};
+  Group<int> group;
+  for (int index = static_cast<int>(blockIdx.x); product.schedule.find(offsets, index, group);
+       index += static_cast<int>(gridDim.x)) {
+    const auto place = product.template place<Shape::kDividesK>(group, index, Shape::kColumnsOfC);
+    const int rows = product.loaded_rows(place);
+    for (int step = 0; step < place.k; step += Shape::kDepth) {
+      const int depth = place.depth + step;
+      char* const tile_a = shared.ring + ring.stage * product.stage_bytes;
+      char* const tile_b = tile_a + Shape::kBytesA;
+      Mbarrier& stage = full[ring.stage];
+      // The phase before a new barrier's first counts as ended: the first round waits for nobody.
+      empty[ring.stage].wait(ring.parity ^ 1);
+      stage.arrive_expect(static_cast<uint32_t>(Shape::kBytesA + rows * kLineBytes));
+      load_tile<Shape::kRows, Shape::kDepth, Shape::kLine>(
+          a, tile_a, stage, product.major_a, place.column, depth, BatchPlace{place.matrix_a, 0});
+      for (int first = 0; first < rows; first += product.box) {
+        const int row = place.row + first;
+        const bool is_along_k = product.major_b == Major::kK;
+        tma_load(b, tile_b + first * kLineBytes, stage,
+                 {is_along_k ? depth : row, is_along_k ? row : depth, 0, 0});
+      }
+      ring.advance();
+    }
+  }
+}
+
+// Overwrites the elements of K in a stage's tile before `begin`, and from `end` on, by zeros.
+// `first` and `count`: columns or rows of C.
+template <typename T, typename Tile, Major kMajor, int kDepth>
+DIGLOT_DEVICE void zero_outside(char* tile, int first, int count, int begin, int end) {
+  constexpr int kElements = kMajor == Major::kMn ? kAccessBytes / sizeof(T) : 1;
+  const int accesses = count / kElements, outside = kDepth - (end - begin);
+  for (int i = warpgroup_thread(); i < accesses * outside; i += kWarpgroupThreads) {
+    const int line = i / accesses, side = first + i % accesses * kElements;
+    const int depth = line < begin ? line : line + end - begin;
+    *reinterpret_cast<Vector<T, kElements>*>(tile + Tile::offset(side, depth)) = {};
+  }
+}
+
+// sums = a consumer's columns of a tile of C, and kRows of its rows. The products of a stage run
+// while the next one's are issued; then the stage before is free.
+template <typename T, typename Shape, int kRows, Major kMajorA, Major kMajorB>
+DIGLOT_DEVICE void multiply_group(float (&all_sums)[Shape::kSums], GroupRing& ring, char* memory,
+                                  Mbarrier* full, Mbarrier* empty, int consumer,
+                                  const GroupedWgmma& product, const GroupedWgmma::Place& place) {
+  using TileA = typename Shape::template TileA<kMajorA>;
+  using TileB = typename Shape::template TileB<kMajorB>;
+  constexpr MmaType kType = kMmaType<T>;
+  auto& sums = reinterpret_cast<float (&)[kRows / 2]>(all_sums);
+  const int first = consumer * Shape::kConsumerRows;
+  const int steps = (place.k + Shape::kDepth - 1) / Shape::kDepth;
+  // TMA fills what lies beyond A and B with zeros, but not what belongs to the next group.
+  const int left = place.k - (steps - 1) * Shape::kDepth;
+  DIGLOT_UNROLL
+  for (float& sum : sums) sum = 0;
+  fence_accumulators(sums);
+  int previous = 0;
+  for (int step = 0; step < steps; ++step) {
+    full[ring.stage].wait(ring.parity);
+    char* const tile_a = memory + ring.stage * product.stage_bytes;
+    char* const tile_b = tile_a + Shape::kBytesA;
+    const uint32_t a = shared_address(tile_a), b = shared_address(tile_b);
+    if constexpr (Shape::kDividesK) {
+      const int begin = step == 0 ? place.before : 0;
+      const int end = step + 1 == steps ? left : Shape::kDepth;
+      if (begin != 0 || end != Shape::kDepth) {
+        constexpr int kShare = kRows / Shape::kConsumers;
+        zero_outside<T, TileA, kMajorA, Shape::kDepth>(tile_a, first, Shape::kConsumerRows, begin,
+                                                       end);
+        zero_outside<T, TileB, kMajorB, Shape::kDepth>(tile_b, consumer * kShare, kShare, begin,
+                                                       end);
+        fence_async_proxy();  // each thread's writes, before wgmma reads them
+        named_barrier_sync(1 + Shape::kConsumers, Shape::kConsumers * kWarpgroupThreads);
+      }
+    }
+    wgmma_fence();
+    DIGLOT_UNROLL
+    for (int k = 0; k < Shape::kDepth; k += depth_of(kType)) {
+      wgmma<kType, kType, kMajorA, kMajorB>(sums, TileA::descriptor(a, first, k),
+                                            TileB::descriptor(b, 0, k), true);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (step > 0) release_stage(empty[previous], 1);
+    previous = ring.stage;
+    ring.advance();
+  }
+  wgmma_wait<0>();
+  fence_accumulators(sums);
+  if (steps > 0) release_stage(empty[previous], 1);
+}
+
+// Calls function(rows, major_a, major_b), with constants.
+template <int kFewestRows, typename Function>
+DIGLOT_DEVICE void with_form(int rows, Major major_a, Major major_b, const Function& function) {
+  const auto with_rows = [&](auto constant_a, auto constant_b) {
+    const auto call = [&](auto constant) { function(constant, constant_a, constant_b); };
+    if constexpr (kFewestRows == 16) {
+      if (rows <= 16) return call(std::integral_constant<int, 16>{});
+      if (rows <= 32) return call(std::integral_constant<int, 32>{});
+    }
+    if (rows <= 64) return call(std::integral_constant<int, 64>{});
+    if (rows <= 128) return call(std::integral_constant<int, 128>{});
+    call(std::integral_constant<int, 256>{});
+  };
+  constexpr std::integral_constant<Major, Major::kK> kAlongK;
+  constexpr std::integral_constant<Major, Major::kMn> kAlongMn;
+  if (major_a == Major::kK) {
+    major_b == Major::kK ? with_rows(kAlongK, kAlongK) : with_rows(kAlongK, kAlongMn);
+  } else {
+    major_b == Major::kK ? with_rows(kAlongMn, kAlongK) : with_rows(kAlongMn, kAlongMn);
+  }
+}
+
+// Copies lines of a panel to the group's rows of C, 16 bytes at once where that is possible.
+template <typename T, typename Shape>
+DIGLOT_DEVICE void copy_lines(const char* panel, const Epilogue<T>& epilogue, bool is_aligned,
+                              int row, int column, int first, int last) {
+  constexpr int kElements = kAccessBytes / sizeof(T), kAccesses = Shape::kPanel / kElements;
+  const int n = static_cast<int>(epilogue.n);
+  DIGLOT_NO_UNROLL
+  for (int i = warpgroup_thread(); i < Shape::kPanelLines * kAccesses; i += kWarpgroupThreads) {
+    const int line = i / kAccesses, at = i % kAccesses * kElements;
+    const int to_row = row + line, to_column = column + at;
+    if (to_row < first || to_row >= last || to_column >= n) continue;
+    const auto values =
+        load_vector<T, kElements>(reinterpret_cast<const T*>(panel + Shape::PanelC::offset(line, at)));
+    T* const to =
+        epilogue.c + to_row * epilogue.strides.row + to_column * epilogue.strides.column;
+    if (is_aligned && to_column + kElements <= n) {
+      store_vector(to, values);
+    } else {
+      DIGLOT_UNROLL
+      for (int j = 0; j < kElements; ++j) {
+        if (to_column + j < n) to[j * epilogue.strides.column] = values[j];
+      }
+    }
+  }
+}
+
+// Stores a consumer's columns of a tile, 64 rows at a time.
+template <typename T, typename Shape>
+DIGLOT_DEVICE void store_group(float (&sums)[Shape::kSums], TmaParts<Shape>& stored,
+                               const TensorMap& map_c, const Epilogue<T>& epilogue,
+                               const GroupedWgmma& product, const GroupedWgmma::Place& place,
+                               int column) {
+  const Epilogue<T> here = epilogue.moved(place.matrix_c * product.c_step, 0);
+  const int thread = warpgroup_thread();
+  DIGLOT_UNROLL
+  for (int first = 0; first < Shape::kColumns; first += Shape::kPanelLines) {
+    if (first >= place.rows) return;
+    const int left = place.rows - first;
+    char* const panel = stored.panels[stored.next][0];
+    DIGLOT_UNROLL
+    for (int begin = 0; begin < Shape::kPanelLines; begin += 16) {
+      if (begin < left) write_panel<T, Shape>(sums + (first + begin) / 2, panel, begin);
+    }
+    fence_async_proxy();  // each thread's writes, before TMA reads them
+    // After the barrier the next part may be overwritten: TMA has read it.
+    if (thread == 0) wait_bulk_groups_read<Shape::kParts - 2>();
+    named_barrier_sync(stored.barrier, kWarpgroupThreads);
+    stored.advance();
+    const int row = place.row + first, lines = left < Shape::kPanelLines ? left : Shape::kPanelLines;
+    const int boxes = (lines + product.box - 1) / product.box;
+    const bool is_whole =
+        row >= place.begin && (row + boxes * product.box <= place.end || place.end == product.m);
+    if (!product.is_stored_by_tma || !is_whole) {
+      copy_lines<T, Shape>(panel, here, product.is_stored_by_tma, row, column, place.begin,
+                           row + lines);
+    } else if (thread == 0) {
+      for (int box = 0; box < boxes; ++box) {
+        const int line = box * product.box;
+        tma_store(map_c, panel + line * GroupedWgmma::kLineBytes,
+                  {column, row + line, place.matrix_c, 0});
+      }
+      commit_bulk_group();
     }
   }
 }
@@ -89,41 +295,20 @@ DIGLOT_DEVICE void consume_groups(typename Shape::Shared& shared, Mbarrier* full
                                   const TensorMap& map_c, const int32_t* offsets,
                                   const Epilogue<T>& epilogue, const GroupedWgmma& product) {
   const int consumer = consumer_number();
-  const int first_row = consumer * Shape::kConsumerRows;
-  const int m = static_cast<int>(epilogue.m), n = static_cast<int>(epilogue.n);
-  Ring<Shape::kStages> ring;
+  GroupRing ring{product.stages};
   TmaParts<Shape> stored{shared.c[consumer], 1 + consumer};
-  Group group;
-  for (int64_t index = blockIdx.x; product.schedule.find(offsets, index, group);
-       index += gridDim.x) {
-    const auto place = product.place(group, index, m, Shape::kRows, Shape::kColumns);
-    const int steps = (place.k + Shape::kDepth - 1) / Shape::kDepth;
-    // TMA fills what lies beyond A and B with zeros, but not what belongs to the next group.
-    const int left = product.divides_k ? place.k - (steps - 1) * Shape::kDepth : Shape::kDepth;
-    float sums[Shape::kHalves][Shape::kSums];
-    multiply_stages<T, Shape>(sums, ring, shared, full, empty, first_row, product.major_a,
-                              product.major_b, steps,
-                              [&](auto tile_a, auto tile_b, int stage, int step) {
-                                const int before = step == 0 ? place.before : 0;
-                                const int last = step + 1 == steps ? left : Shape::kDepth;
-                                if (before == 0 && last == Shape::kDepth) return;
-                                zero_outside<T, Shape, decltype(tile_a), decltype(tile_b)>(
-                                    shared.a[stage], shared.b[stage], consumer, before, last);
-                              });
-    const int row = place.row + first_row;
-    const bool is_whole =
-        row >= place.begin && (row + Shape::kConsumerRows <= place.end || place.end == m);
-    if (product.is_stored_by_tma && is_whole) {
-      store_by_tma<T, Shape>(sums[0], stored, map_c, row, place.column,
-                             BatchPlace{place.matrix_c, 0});
-    } else {
-      epilogue.moved(place.matrix_c * product.c_step, 0).store(false, [&](auto visit) {
-        for_each_sum<false>(sums[0], row, place.column, place.end, n,
-                            [&](float& sum, int line, int at) {
-                              if (line >= place.begin) visit(sum, line, at);
-                            });
-      });
-    }
+  Group<int> group;
+  for (int index = static_cast<int>(blockIdx.x); product.schedule.find(offsets, index, group);
+       index += static_cast<int>(gridDim.x)) {
+    const auto place = product.template place<Shape::kDividesK>(group, index, Shape::kColumnsOfC);
+    float sums[Shape::kSums];
+    with_form<Shape::kFewestRows>(place.rows, product.major_a, product.major_b,
+              [&](auto rows, auto major_a, auto major_b) {
+                multiply_group<T, Shape, rows, major_a, major_b>(sums, ring, shared.ring, full,
+                                                                 empty, consumer, product, place);
+              });
+    store_group<T, Shape>(sums, stored, map_c, epilogue, product, place,
+                          place.column + consumer * Shape::kConsumerRows);
   }
   // A block's shared memory ends with the block.
   if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();

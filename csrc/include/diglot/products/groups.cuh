@@ -7,12 +7,13 @@
 namespace diglot {
 
 // A group, its range of the divided dimension, and the numbers of its tiles, [first, last).
+template <typename Index>
 struct Group {
   int number = -1;
-  int64_t begin = 0, end = 0;
-  int64_t first = 0, last = 0;
+  Index begin = 0, end = 0;
+  Index first = 0, last = 0;
 
-  DIGLOT_HOST_DEVICE int64_t size() const { return end - begin; }
+  DIGLOT_HOST_DEVICE Index size() const { return end - begin; }
 };
 
 // Groups divide a dimension of `size`: C's rows, or K. Group g ends at offsets[g]. An offset below
@@ -33,27 +34,31 @@ struct GroupSchedule {
   int align = 1;
 
   // Where a group's range begins.
-  DIGLOT_HOST_DEVICE int64_t first_of(const Group& group) const {
+  template <typename Index>
+  DIGLOT_HOST_DEVICE Index first_of(const Group<Index>& group) const {
     return group.begin / align * align;
   }
 
   // Moves `group` on to the group of tile `index`. False if there is no such tile. Blocks ask for
   // ascending tiles, so they read each offset once.
-  DIGLOT_HOST_DEVICE bool find(const int32_t* offsets, int64_t index, Group& group) const {
+  template <typename Index>
+  DIGLOT_HOST_DEVICE bool find(const int32_t* offsets, Index index, Group<Index>& group) const {
     const int last = tile == 0 ? groups - 1 : groups;
     while (index >= group.last && group.number < last) {
       ++group.number;
       group.begin = group.end;
-      const int64_t end = group.number < groups ? offsets[group.number] : size;
-      group.end = end < group.begin ? group.begin : end < size ? end : size;
+      const auto most = static_cast<Index>(size);
+      const Index end = group.number < groups ? offsets[group.number] : most;
+      group.end = end < group.begin ? group.begin : end < most ? end : most;
       group.first = group.last;
-      group.last += int64_t{rows_of(group)} * columns;
+      group.last += static_cast<Index>(rows_of(group)) * columns;
     }
     return index < group.last;
   }
 
   // The tile, of a group that `find` found.
-  DIGLOT_HOST_DEVICE Tile tile_of(const Group& group, int64_t index) const {
+  template <typename Index>
+  DIGLOT_HOST_DEVICE Tile tile_of(const Group<Index>& group, Index index) const {
     const TileSchedule schedule{rows_of(group), columns, 1, height};
     const Tile within = schedule.tile(index - group.first);
     return {within.row, within.column, group.number};
@@ -62,13 +67,14 @@ struct GroupSchedule {
   // No offsets make more tiles.
   DIGLOT_HOST_DEVICE int64_t most() const {
     const int more = align == 1 ? 1 : 2;  // tiles of a group, where others would have none
-    const int64_t many =
-        tile == 0 ? int64_t{groups} * rows : size / tile + int64_t{groups + 1} * more;
-    return many * columns;
+    if (tile == 0) return int64_t{groups} * rows * columns;
+    const int64_t many = size / tile + int64_t{groups + 1} * more;
+    return (many < size ? many : size) * columns;  // a row of tiles has a row of C
   }
 
  private:
-  DIGLOT_HOST_DEVICE int rows_of(const Group& group) const {
+  template <typename Index>
+  DIGLOT_HOST_DEVICE int rows_of(const Group<Index>& group) const {
     if (tile == 0) return rows;
     return group.size() == 0 ? 0
                              : static_cast<int>((group.end - first_of(group) + tile - 1) / tile);
