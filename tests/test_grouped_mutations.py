@@ -15,7 +15,7 @@ HEADERS = [
     for name in ("groups.cuh", "grouped_tensor_cores.cuh")
 ]
 KERNELS = ROOT / "tests/planted/grouped_products.cu"
-ROWS, COLUMNS, DEPTH = 200, 72, 136
+ROWS, COLUMNS, DEPTH = 200, 136, 136
 ENDS = [70, 70, 75, 150, 190]  # an empty group, a short one, rows of none
 SEEDS = range(2)
 pytestmark = [
@@ -27,10 +27,19 @@ pytestmark = [
 FAULTS = {
     "none": NO_FAULT,
     "a tail is written into the next group": Fault(
-        "row + Shape::kConsumerRows <= place.end || place.end == m", "true"
+        "row + boxes * product.box <= place.end || place.end == product.m", "true"
     ),
-    "a tail is written by threads": Fault(
-        "row, place.column, place.end, n", "row, place.column, m, n"
+    "a tail is written by threads": Fault("place.begin,\n                           row + lines", "place.begin,\n                           product.m"),
+    "a tile has rows of the next group": Fault("rows_until(end - first - row)", "rows_until(m)"),
+    "too few rows are loaded": Fault("product_rows(place.rows, box)", "box"),
+    "bytes of whole tiles are awaited": Fault(
+        "Shape::kBytesA + rows * kLineBytes", "Shape::kBytesA + product.rows * kLineBytes"
+    ),
+    "all boxes of C have one place": Fault(
+        "{column, row + line, place.matrix_c, 0}", "{column, row, place.matrix_c, 0}"
+    ),
+    "a panel is overwritten too soon": Fault(
+        "    if (thread == 0) wait_bulk_groups_read<Shape::kParts - 2>();\n", ""
     ),
     "an empty group shifts the tiles": Fault(
         "group.first = group.last;", "group.first = group.last + (group.size() == 0);"
@@ -42,21 +51,22 @@ FAULTS = {
     ),
     "rows of no group are left out": Fault("groups - 1 : groups;", "groups - 1 : groups - 1;"),
     "the last group's matrix for all": Fault(
-        "group.number * b_step", "(schedule.groups - 1) * b_step"
+        "group.number * a_step", "(schedule.groups - 1) * a_step"
     ),
     "the tail of K stays": Fault("step + 1 == steps ? left : Shape::kDepth", "Shape::kDepth"),
     "what is before the group in K stays": Fault("step == 0 ? place.before : 0", "0"),
     "the tail of B stays": Fault(
-        "  zero(b, TileB::offset, consumer * (Shape::kColumns / 2), Shape::kColumns / 2);\n", ""
+        "zero_outside<T, TileB, kMajorB, Shape::kDepth>(tile_b, consumer * kShare, kShare,",
+        "zero_outside<T, TileB, kMajorB, Shape::kDepth>(tile_b, consumer * kShare, 0,",
     ),
     "no fence before the products": Fault(
-        "  fence_async_proxy();  // each thread's writes, before wgmma reads them\n", ""
+        "        fence_async_proxy();  // each thread's writes, before wgmma reads them\n", ""
     ),
     "no barrier before the products": Fault(
-        "  named_barrier_sync(1 + Shape::kConsumers, Shape::kConsumers * kWarpgroupThreads);\n", ""
+        "        named_barrier_sync(1 + Shape::kConsumers, Shape::kConsumers * kWarpgroupThreads);\n", ""
     ),
     "K from the start": Fault(
-        "return {row, column, 0, m, first, size", "return {row, column, 0, m, 0, size"
+        "0, m, first, size, begin - first", "0, m, 0, size, begin - first"
     ),
 }
 

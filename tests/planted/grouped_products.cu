@@ -7,14 +7,14 @@ namespace planted {
 
 using namespace diglot;
 
-using Shape = WgmmaShape<bfloat16, 64>;
-
-__global__ void __launch_bounds__(Shape::kThreads, 1)
+template <bool kDividesK>
+__global__ void __launch_bounds__(GroupShape<bfloat16, kDividesK>::kThreads, 1)
     multiply(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
              const __grid_constant__ TensorMap map_c, const int32_t* offsets,
              const __grid_constant__ Epilogue<bfloat16> epilogue,
              const __grid_constant__ GroupedWgmma product) {
-  multiply_groups_by_wgmma<bfloat16, Shape>(a, b, map_c, offsets, epilogue, product);
+  multiply_groups_by_wgmma<bfloat16, GroupShape<bfloat16, kDividesK>>(a, b, map_c, offsets,
+                                                                      epilogue, product);
 }
 
 TensorMap map_of(const void* matrices, int count, int rows, int columns, uint32_t box_columns,
@@ -30,40 +30,41 @@ TensorMap map_of(const void* matrices, int count, int rows, int columns, uint32_
                      swizzle});
 }
 
-constexpr int kGroups = 5, kRows = 200, kColumns = 72, kDepth = 136, kTiles = 2;
+constexpr int kGroups = 5, kRows = 200, kColumns = 136, kDepth = 136, kTiles = 2;
 
-// Rows are divided: A (kRows, kDepth) by rows, B (kGroups, kDepth, kColumns). Or K is, of the size
-// kRows: A (kRows, kDepth) holds the transpose, or A (kDepth, kRows) itself if kIsAlongK, and B
-// (kRows, kColumns).
+// Rows are divided: `rows` (kRows, kDepth), and `columns` (kGroups, kDepth, kColumns). Or K is, of
+// the size kRows: `rows` (kRows, kDepth) holds the transpose, or (kDepth, kRows) itself if
+// kIsAlongK, and `columns` is (kRows, kColumns).
 template <bool kDividesK, bool kIsAlongK = !kDividesK>
 constexpr Start start_product = [](const Launch&, const float* in, float* out) {
+  using Shape = GroupShape<bfloat16, kDividesK>;
   const int m = kDividesK ? kDepth : kRows, matrices = kDividesK ? 1 : kGroups;
-  const int rows_b = kDividesK ? kRows : kDepth;
-  const auto* const a = reinterpret_cast<const bfloat16*>(in);
-  const bfloat16* const b = a + kRows * kDepth;
-  const auto* const offsets = reinterpret_cast<const int32_t*>(b + matrices * rows_b * kColumns);
+  const int depth = kDividesK ? kRows : kDepth;
+  const auto* const rows = reinterpret_cast<const bfloat16*>(in);
+  const bfloat16* const columns = rows + kRows * kDepth;
+  const auto* const offsets =
+      reinterpret_cast<const int32_t*>(columns + matrices * depth * kColumns);
   Epilogue<bfloat16> epilogue{m, kColumns, 1, 1};
   epilogue.c = reinterpret_cast<bfloat16*>(out), epilogue.strides = {kColumns, 1};
   constexpr int kAlign = kDividesK && kIsAlongK ? 8 : 1;
-  const GroupSchedule schedule{kGroups, kRows, kDividesK ? 0 : Shape::kRows, kTiles, 2, 2, kAlign};
-  const GroupedWgmma product{kIsAlongK ? Major::kK : Major::kMn,
-                             Major::kMn,
-                             schedule,
-                             kDividesK,
-                             kDepth,
-                             kDividesK ? 0 : 1,
-                             true,
-                             kDividesK ? m * kColumns : 0};
+  constexpr int kTileRows = kDividesK ? 128 : 64, kBox = kDividesK ? 64 : 16, kStages = 2;
+  const GroupSchedule schedule{kGroups, kRows, kDividesK ? 0 : kTileRows, kTiles, kTiles,
+                               2,       kAlign};
+  const GroupedWgmma product{Major::kMn, kIsAlongK ? Major::kK : Major::kMn,
+                             schedule,   m,
+                             kDepth,     kDividesK ? 0 : 1,
+                             true,       kDividesK ? m * kColumns : 0,
+                             kTileRows,  kBox,
+                             kStages,    Shape::kBytesA + kTileRows * GroupedWgmma::kLineBytes};
   Launch how{3, Shape::kThreads};
-  how.shared_bytes = sizeof(Shape::Shared);
+  how.shared_bytes = sizeof(typename Shape::Shared);
   const bool is_transposed = kDividesK && kIsAlongK;
-  launch<multiply>(how, nullptr,
-                   map_of(a, 1, is_transposed ? kDepth : kRows, is_transposed ? kRows : kDepth, 64,
-                          kIsAlongK ? Shape::kRows : Shape::kDepth, Swizzle::k128),
-                   map_of(b, matrices, rows_b, kColumns, 64, Shape::kDepth, Swizzle::k128),
-                   map_of(out, kDividesK ? kGroups : 1, m, kColumns, Shape::kPanel,
-                          Shape::kConsumerRows, Swizzle::k64),
-                   offsets, epilogue, product);
+  launch<multiply<kDividesK>>(
+      how, nullptr, map_of(columns, matrices, depth, kColumns, 64, Shape::kDepth, Swizzle::k128),
+      map_of(rows, 1, is_transposed ? kDepth : kRows, is_transposed ? kRows : kDepth, 64,
+             kIsAlongK ? kBox : Shape::kDepth, Swizzle::k128),
+      map_of(out, kDividesK ? kGroups : 1, m, kColumns, Shape::kPanel, kBox, Shape::kPanelSwizzle),
+      offsets, epilogue, product);
 };
 
 const std::vector<Entry> kernels = {

@@ -149,7 +149,8 @@ bool plan_on_tensor_cores(Planner& planner, const GroupedProduct& product) {
                  {product.m, product.n, product.k, product.groups}, {&product.a});
   const TileRows rows = rows_of(planner, product);
   if (product.schedule(rows.most, kTileColumns, 1).most() > most) return false;
-  planner.plan.variant = kept_text("wgmma, tiles of " + std::to_string(rows.most) + "x128, exchanged");
+  planner.plan.variant =
+      kept_text("wgmma, tiles of " + std::to_string(rows.most) + "x128, exchanged");
   const auto plan = [&](auto type) {
     using T = typename decltype(type)::type;
     product.divides_k ? plan_wgmma<T, true>(planner, product, *operands, rows)

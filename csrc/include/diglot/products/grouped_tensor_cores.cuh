@@ -23,9 +23,9 @@ template <typename T, bool kDividesK_>
 struct GroupShape : WgmmaShape<T, 256, true> {
   using Base = WgmmaShape<T, 256, true>;
   static constexpr bool kDividesK = kDividesK_;
-  static constexpr int kColumnsOfC = Base::kRows;      // of a tile
+  static constexpr int kColumnsOfC = Base::kRows;          // of a tile
   static constexpr int kFewestRows = kDividesK ? 64 : 16;  // of a product of wgmma
-  static constexpr int kStages = 10;  // at most
+  static constexpr int kStages = 10;                       // at most
   static constexpr int kRingBytes = 4 * (Base::kBytesA + Base::kBytesB);
 
   struct Shared {
@@ -79,13 +79,11 @@ struct GroupedWgmma {
     }
     // The rows past the last group are zeros.
     const bool has_matrix = group.number < schedule.groups;
-    return {first + row, column, rows_until(end - first - row), begin, end, 0, has_matrix ? k : 0,
-            0, group.number * a_step, 0};
+    return {first + row,        column, rows_until(end - first - row), begin, end, 0,
+            has_matrix ? k : 0, 0,      group.number * a_step,         0};
   }
   // The rows of B that a tile needs, in whole boxes.
-  DIGLOT_DEVICE int loaded_rows(const Place& place) const {
-    return product_rows(place.rows, box);
-  }
+  DIGLOT_DEVICE int loaded_rows(const Place& place) const { return product_rows(place.rows, box); }
 };
 
 // The stages of the ring in turn, and the parity of their current phase.
@@ -234,10 +232,9 @@ DIGLOT_DEVICE void copy_lines(const char* panel, const Epilogue<T>& epilogue, bo
     const int line = i / kAccesses, at = i % kAccesses * kElements;
     const int to_row = row + line, to_column = column + at;
     if (to_row < first || to_row >= last || to_column >= n) continue;
-    const auto values =
-        load_vector<T, kElements>(reinterpret_cast<const T*>(panel + Shape::PanelC::offset(line, at)));
-    T* const to =
-        epilogue.c + to_row * epilogue.strides.row + to_column * epilogue.strides.column;
+    const auto values = load_vector<T, kElements>(
+        reinterpret_cast<const T*>(panel + Shape::PanelC::offset(line, at)));
+    T* const to = epilogue.c + to_row * epilogue.strides.row + to_column * epilogue.strides.column;
     if (is_aligned && to_column + kElements <= n) {
       store_vector(to, values);
     } else {
@@ -271,7 +268,8 @@ DIGLOT_DEVICE void store_group(float (&sums)[Shape::kSums], TmaParts<Shape>& sto
     if (thread == 0) wait_bulk_groups_read<Shape::kParts - 2>();
     named_barrier_sync(stored.barrier, kWarpgroupThreads);
     stored.advance();
-    const int row = place.row + first, lines = left < Shape::kPanelLines ? left : Shape::kPanelLines;
+    const int row = place.row + first,
+              lines = left < Shape::kPanelLines ? left : Shape::kPanelLines;
     const int boxes = (lines + product.box - 1) / product.box;
     const bool is_whole =
         row >= place.begin && (row + boxes * product.box <= place.end || place.end == product.m);
@@ -302,11 +300,11 @@ DIGLOT_DEVICE void consume_groups(typename Shape::Shared& shared, Mbarrier* full
        index += static_cast<int>(gridDim.x)) {
     const auto place = product.template place<Shape::kDividesK>(group, index, Shape::kColumnsOfC);
     float sums[Shape::kSums];
-    with_form<Shape::kFewestRows>(place.rows, product.major_a, product.major_b,
-              [&](auto rows, auto major_a, auto major_b) {
-                multiply_group<T, Shape, rows, major_a, major_b>(sums, ring, shared.ring, full,
-                                                                 empty, consumer, product, place);
-              });
+    with_form<Shape::kFewestRows>(
+        place.rows, product.major_a, product.major_b, [&](auto rows, auto major_a, auto major_b) {
+          multiply_group<T, Shape, rows, major_a, major_b>(sums, ring, shared.ring, full, empty,
+                                                           consumer, product, place);
+        });
     store_group<T, Shape>(sums, stored, map_c, epilogue, product, place,
                           place.column + consumer * Shape::kConsumerRows);
   }
