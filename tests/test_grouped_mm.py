@@ -81,25 +81,60 @@ def test_integers_are_exact_in_both_languages(kind):
         assert torch.equal(results[0].double(), grouped_mm_oracle(a, b, offs))
 
 
-# The tiles of the compiled widths, by the blocks of the interpreter's 8 SMs.
-@pytest.mark.parametrize("columns", [128, 256])
+def tiles_in_cuda(kind, width):
+    """The name of CUDA's plan for tiles of at most this width."""
+    width = max(width, 64) if kind == "K" else width
+    return f"wgmma, tiles of {f'128x{width}' if kind == 'K' else f'{width}x128, exchanged'}"
+
+
+@pytest.mark.parametrize("width", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("kind", ["rows", "K"])
 @needs_cuda
-def test_tensor_cores_in_cuda(kind, columns):
-    """Blocks have several tiles, and tiles more steps than the ring has stages. Tails of groups of
-    K are in the first, the last and the only stage.
+def test_tensor_cores_in_cuda(kind, width):
+    """The interpreter's 8 blocks have several tiles, and tiles more steps than the ring has stages.
+    Tails of groups of K are in the first, the last and the only stage.
     """
     ends, sizes = [300, 301, 301, 365, 720], {"size": 720, "k": 136, "n": 264}
     if kind == "rows":
-        sizes = {"size": 720, "k": 520, "n": 264}
+        sizes = {"size": 720, "k": 840, "n": 264}
     a, b = operands(kind, 5, BF16, draw=integers, **sizes)
     layouts = [(a, b), (a, laid_out(b, True)), (laid_out(a, True), b)]
-    with diglot.use_plans({"products.cuda.columns": columns}):
-        for first, second in layouts[: 1 if kind == "rows" or columns == 256 else 3]:
+    exact = grouped_mm_oracle(a, b, offsets(ends)).bfloat16()
+    with diglot.use_plans({"products.cuda.columns": width}):
+        for first, second in (
+            layouts if width == 64 else layouts[1:2] if kind == "rows" else [(laid_out(a, True), b)]
+        ):
             result = diglot.grouped_mm(first, second, offs=offsets(ends), backend="cuda")
-            assert diglot.last_run().variant == f"wgmma, tiles of 128x{columns}"
-            exact = grouped_mm_oracle(a, b, offsets(ends))
-            assert torch.equal(result, exact.bfloat16())
+            assert diglot.last_run().variant == tiles_in_cuda(kind, width)
+            assert torch.equal(result, exact)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_sizes_around_tiles(backend, kind):
+    """Groups of no row, of one, and of about as many as products of wgmma have. Behind them are
+    rows of no group. TMA stores C, or threads do.
+    """
+    sizes = (0, 1, 15, 16, 17, 0, 63, 64, 65, 129, 0)
+    ends = offsets([sum(sizes[: i + 1]) for i in range(len(sizes))])
+    size = sum(sizes) + 22
+    for n, is_transposed in ((72, False), (72, True), (67, False)):
+        a, b = operands(kind, len(sizes), BF16, size=size, k=40, n=n, draw=integers)
+        a, b = (a, laid_out(b, True)) if kind == "rows" else (laid_out(a, is_transposed), b)
+        result = diglot.grouped_mm(a, b, offs=ends, backend=backend)
+        assert torch.equal(result, grouped_mm_oracle(a, b, ends).bfloat16())
+
+
+@pytest.mark.parametrize("mean", [1, 16, 17, 33, 64, 65, 129])
+@needs_cuda
+def test_tiles_follow_the_mean_size_in_cuda(mean):
+    """Short groups have narrow boxes, in a tile with room for longer groups."""
+    a, b = operands("rows", 4, BF16, size=4 * mean, k=72, n=136, draw=integers)
+    for ends in ([mean, 2 * mean, 3 * mean, 4 * mean], [0, 4 * mean, 4 * mean, 4 * mean]):
+        result = diglot.grouped_mm(a, b, offs=offsets(ends), backend="cuda")
+        width = 64 if mean <= 64 else 128 if mean <= 128 else 256
+        assert diglot.last_run().variant == tiles_in_cuda("rows", width)
+        assert torch.equal(result, grouped_mm_oracle(a, b, offsets(ends)).bfloat16())
 
 
 def test_descriptors_in_triton():

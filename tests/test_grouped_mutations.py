@@ -29,7 +29,10 @@ FAULTS = {
     "a tail is written into the next group": Fault(
         "row + boxes * product.box <= place.end || place.end == product.m", "true"
     ),
-    "a tail is written by threads": Fault("place.begin,\n                           row + lines", "place.begin,\n                           product.m"),
+    "a tail is written by threads": Fault(
+        "place.begin,\n                           row + lines",
+        "place.begin,\n                           product.m",
+    ),
     "a tile has rows of the next group": Fault("rows_until(end - first - row)", "rows_until(m)"),
     "too few rows are loaded": Fault("product_rows(place.rows, box)", "box"),
     "bytes of whole tiles are awaited": Fault(
@@ -63,11 +66,10 @@ FAULTS = {
         "        fence_async_proxy();  // each thread's writes, before wgmma reads them\n", ""
     ),
     "no barrier before the products": Fault(
-        "        named_barrier_sync(1 + Shape::kConsumers, Shape::kConsumers * kWarpgroupThreads);\n", ""
+        "named_barrier_sync(1 + Shape::kConsumers, Shape::kConsumers * kWarpgroupThreads);",
+        "",
     ),
-    "K from the start": Fault(
-        "0, m, first, size, begin - first", "0, m, 0, size, begin - first"
-    ),
+    "K from the start": Fault("0, m, first, size, begin - first", "0, m, 0, size, begin - first"),
 }
 
 

@@ -15,13 +15,13 @@
 
 namespace diglot {
 
-template <typename T, bool kDividesK>
-__global__ void __launch_bounds__(GroupShape<T, kDividesK>::kThreads, 1)
+template <typename T, bool kDividesK, int kLines>
+__global__ void __launch_bounds__(GroupShape<T, kDividesK, kLines>::kThreads, 1)
     grouped_mm_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
-                     const __grid_constant__ TensorMap map_c, const int32_t* offsets,
+                     const __grid_constant__ TensorMap map_c, const __grid_constant__ TensorMap map_ahead, const int32_t* offsets,
                      const __grid_constant__ Epilogue<T> epilogue,
                      const __grid_constant__ GroupedWgmma product) {
-  multiply_groups_by_wgmma<T, GroupShape<T, kDividesK>>(a, b, map_c, offsets, epilogue, product);
+  multiply_groups_by_wgmma<T, GroupShape<T, kDividesK, kLines>>(a, b, map_c, map_ahead, offsets, epilogue, product);
 }
 
 }  // namespace diglot
@@ -73,63 +73,66 @@ std::optional<Operands> operands_of(const GroupedProduct& product) {
                   tma_matrix(product.c, n, c.column, m, c.row, batches, kC)};
 }
 
-// How many rows of C a tile has at most, and how many of them TMA moves at once.
-constexpr int kTileColumns = 128;
-struct TileRows {
+// How wide tiles are at most, and how many rows of C or B^T TMA moves at once.
+constexpr int kTileLength = 128;
+struct TileWidth {
   int most, box;
 };
 
-// The host knows the mean size of a group of rows alone. Tiles of short groups have few rows, and
+// The host knows the mean size of a group of rows alone. Tiles of short groups are narrow, and have
 // room for longer ones.
-TileRows rows_of(Planner& planner, const GroupedProduct& product) {
-  const int64_t groups = product.divides_k ? 1 : product.groups;
+TileWidth width_of(Planner& planner, const GroupedProduct& product) {
+  const int64_t size = product.divides_k ? product.n : (product.m - 1) / product.groups + 1;
   const int fewest = product.divides_k ? 64 : 16;
-  const auto mean = static_cast<int>((product.m + groups - 1) / groups);
-  const auto asked = static_cast<int>(planner.tuned(Tunable::kProductsColumns));
-  const auto rounded = [&](int rows) { return std::min(product_rows(rows, fewest), 256); };
-  const int most = asked > 0 ? rounded(asked) : std::max(rounded(mean), 64);
-  return {most, std::min({most, rounded(mean), 64})};
+  const auto rounded = [&](int64_t width) {
+    return std::min(product_width(static_cast<int>(width), fewest), 256);
+  };
+  const int64_t asked = planner.tuned(Tunable::kProductsColumns);
+  const int most = asked > 0 ? rounded(asked) : std::max(rounded(size), 64);
+  return {most, std::min({most, rounded(size), 64})};
 }
 
-template <typename T, bool kDividesK>
+template <typename T, bool kDividesK, int kLines>
 void plan_wgmma(Planner& planner, const GroupedProduct& product, const Operands& operands,
-                TileRows rows) {
-  using Shape = GroupShape<T, kDividesK>;
-  static_assert(kTileColumns == Shape::kColumnsOfC);
-  const auto height = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
+                const GroupSchedule& schedule, TileWidth width) {
+  using Shape = GroupShape<T, kDividesK, kLines>;
+  static_assert(kTileLength == Shape::kLength);
   const TmaMatrix& c = operands.c ? *operands.c : operands.a;  // not used, but a map all the same
-  // Whether a contiguous dimension of a matrix is divided, at which TMA takes no odd places.
-  const bool is_inner = product.divides_k
-                            ? operands.major_a == Major::kK || operands.major_b == Major::kK
-                            : operands.major_a == Major::kMn;
-  // Of rows that are contiguous, TMA loads whole panels.
-  if (operands.major_a == Major::kMn) rows = {std::max(rows.most, Shape::kLine), Shape::kLine};
-  const int stage = Shape::kBytesA + rows.most * GroupedWgmma::kLineBytes;
-  const GroupedWgmma given{operands.major_b,
-                           operands.major_a,
-                           product.schedule(rows.most, kTileColumns, height,
-                                            is_inner ? kTmaUnit / static_cast<int>(sizeof(T)) : 1),
+  const bool is_exchanged = Shape::kIsExchanged;
+  const TmaMatrix &a = is_exchanged ? operands.b : operands.a,
+                  &b = is_exchanged ? operands.a : operands.b;
+  const Major major_a = is_exchanged ? operands.major_b : operands.major_a;
+  const Major major_b = is_exchanged ? operands.major_a : operands.major_b;
+  // Where K is not contiguous, TMA loads whole panels.
+  if (major_b == Major::kMn) width = {std::max(width.most, Shape::kLine), Shape::kLine};
+  const int box = std::min(width.box, Shape::kPanelLines);
+  const int stage = Shape::kBytesA + width.most * GroupedWgmma::kLineBytes;
+  const int mode = major_a == Major::kK ? static_cast<int>(planner.tuned(Tunable::kProductsSplit)) : 0;
+  const GroupedWgmma given{major_a,
+                           major_b,
+                           schedule,
                            static_cast<int>(product.m),
+                           static_cast<int>(product.n),
                            static_cast<int>(product.k),
-                           operands.b.steps().step[0],
+                           a.steps().step[0],
                            operands.c.has_value(),
                            product.group_stride(product.c),
-                           rows.most,
-                           rows.box,
+                           width.most,
+                           major_b == Major::kMn ? width.box : box,
                            std::min(Shape::kStages, Shape::kRingBytes / stage),
-                           stage};
+                           stage, mode};
   const auto map = [](const TmaMatrix& matrix, Major major, int side) {
     return matrix.encoded(Shape::kLine,
                           static_cast<uint32_t>(major == Major::kK ? side : Shape::kDepth),
                           Swizzle::k128);
   };
   const int64_t most = planner.device.multiprocessors();
-  Launch how{static_cast<unsigned>(std::min(given.schedule.most(), most)), Shape::kThreads};
+  Launch how{static_cast<unsigned>(std::min(schedule.most(), most)), Shape::kThreads};
   how.shared_bytes = sizeof(typename Shape::Shared);
-  planner.add<grouped_mm_wgmma<T, kDividesK>>(
-      how, map(operands.b, operands.major_b, Shape::kRows),
-      map(operands.a, operands.major_a, rows.box),
-      c.encoded(Shape::kPanel, static_cast<uint32_t>(rows.box), Shape::kPanelSwizzle),
+  planner.add<grouped_mm_wgmma<T, kDividesK, kLines>>(
+      how, map(a, major_a, Shape::kRows), map(b, major_b, given.box),
+      c.encoded(Shape::kPanel, static_cast<uint32_t>(is_exchanged ? box : Shape::kPanelLines),
+                Shape::kPanelSwizzle), mode >= 3 ? a.encoded(256, 128, Swizzle::kNone) : map(a, major_a, Shape::kRows),
       product.offsets->as<const int32_t>(), product.epilogue<T>(), given);
 }
 
@@ -147,14 +150,23 @@ bool plan_on_tensor_cores(Planner& planner, const GroupedProduct& product) {
   const bool is_b_along_k = operands->major_b == Major::kK;
   planner.choose(std::string(is_a_along_k ? "N" : "T") + (is_b_along_k ? "T" : "N"),
                  {product.m, product.n, product.k, product.groups}, {&product.a});
-  const TileRows rows = rows_of(planner, product);
-  if (product.schedule(rows.most, kTileColumns, 1).most() > most) return false;
+  const TileWidth width = width_of(planner, product);
+  const bool divides_k = product.divides_k;
+  const auto height = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
+  // Whether a contiguous dimension of a matrix is divided, at which TMA takes no odd places.
+  const bool is_inner = divides_k ? is_a_along_k || is_b_along_k : !is_a_along_k;
+  const int rows = divides_k ? kTileLength : width.most;
+  const int columns = divides_k ? width.most : kTileLength;
+  const GroupSchedule schedule = product.schedule(
+      rows, columns, height, is_inner ? static_cast<int>(kTmaUnit) / size_of(dtype) : 1);
+  if (schedule.most() > most) return false;  // their indices have 32 bits too
   planner.plan.variant =
-      kept_text("wgmma, tiles of " + std::to_string(rows.most) + "x128, exchanged");
+      kept_text("wgmma, tiles of " + std::to_string(rows) + "x" + std::to_string(columns) +
+                (divides_k ? "" : ", exchanged"));
   const auto plan = [&](auto type) {
     using T = typename decltype(type)::type;
-    product.divides_k ? plan_wgmma<T, true>(planner, product, *operands, rows)
-                      : plan_wgmma<T, false>(planner, product, *operands, rows);
+    divides_k ? plan_wgmma<T, true, 64>(planner, product, *operands, schedule, width)
+              : planner.tuned(Tunable::kProductsTurns) == 2 ? plan_wgmma<T, false, 32>(planner, product, *operands, schedule, width) : plan_wgmma<T, false, 64>(planner, product, *operands, schedule, width);
   };
   dtype == DType::kBFloat16 ? call_for<bfloat16>(plan) : call_for<float16>(plan);
   return true;

@@ -18,29 +18,34 @@
 
 namespace diglot {
 
-// kDividesK: whether groups divide K, not rows.
-template <typename T, bool kDividesK_>
-struct GroupShape : WgmmaShape<T, 256, true> {
-  using Base = WgmmaShape<T, 256, true>;
+// A tile of C has kLength columns and up to 256 rows, if groups divide rows: operands are
+// exchanged. If they divide K, it has kLength rows and up to 256 columns.
+template <typename T, bool kDividesK_, int kLines = 64>
+struct GroupShape : WgmmaShape<T, 256, !kDividesK_> {
+  using Base = WgmmaShape<T, 256, !kDividesK_>;
   static constexpr bool kDividesK = kDividesK_;
-  static constexpr int kColumnsOfC = Base::kRows;          // of a tile
-  static constexpr int kFewestRows = kDividesK ? 64 : 16;  // of a product of wgmma
-  static constexpr int kStages = 10;                       // at most
+  static constexpr int kLength = Base::kRows, kMostWidth = Base::kColumns;
+  static constexpr int kFewest = kDividesK ? 64 : 16;  // columns of a product of wgmma
+  static constexpr int kStages = 10;                   // at most
   static constexpr int kRingBytes = 4 * (Base::kBytesA + Base::kBytesB);
+  static constexpr int kPanelLines = kDividesK ? Base::kPanelLines : kLines;
+  static constexpr int kPanelColumns = kDividesK ? Base::kPanelColumns : kLines;
+  static constexpr int kParts = Base::kParts * (kDividesK ? 1 : 64 / kLines);
+  using PanelC = SmemTile<kMmaType<T>, Major::kK, Base::kPanelSwizzle, kPanelLines, Base::kPanel>;
 
   struct Shared {
     char ring[kRingBytes];  // a stage's tile of A, and behind it that of B
-    char c[Base::kConsumers][Base::kParts][Base::kPartPanels][Base::PanelC::kBytes];
+    char c[Base::kConsumers][kParts][Base::kPartPanels][PanelC::kBytes];
     Mbarrier are_there[Base::kConsumers];  // not used
   };
   static_assert(sizeof(Shared) <= Base::kSharedBytes - 1024);
 };
 
-// The rows of a product of wgmma that holds so many.
-DIGLOT_HOST_DEVICE int product_rows(int rows, int fewest) {
-  int width = fewest;
-  while (width < rows) width *= 2;
-  return width;
+// The columns of a product of wgmma that holds so many.
+DIGLOT_HOST_DEVICE int product_width(int width, int fewest) {
+  int result = fewest;
+  while (result < width) result *= 2;
+  return result;
 }
 
 struct GroupedWgmma {
@@ -48,42 +53,43 @@ struct GroupedWgmma {
 
   Major major_a, major_b;
   GroupSchedule schedule;
-  int m;
+  int m, n;
   int k;       // where groups divide rows
   int a_step;  // 0 where all groups share one matrix of A, else 1
   // Whether TMA can store C. Otherwise threads do.
   bool is_stored_by_tma;
   int64_t c_step;  // from a group's matrix of C to the next
-  int rows;        // of a tile, at most
-  int box;         // rows that TMA moves at once
+  int width;       // of a tile, at most
+  int box;         // rows of B^T that TMA loads at once, and rows of C that it stores
   int stages, stage_bytes;
+  int mode;
 
   // A tile of C.
   struct Place {
     int row, column;  // where it begins
-    int rows;
-    int begin, end;  // of the group's rows
-    int depth, k;    // the range of K: where it begins, and its size
-    int before;      // elements of it that are not the group's
+    int width;        // rows, or columns if groups divide K, that lie in C
+    int begin, end;   // of the group's rows
+    int depth, k;     // the range of K: where it begins, and its size
+    int before;       // elements of it that are not the group's
     int matrix_a, matrix_c;
   };
-  template <bool kDividesK>
-  DIGLOT_DEVICE Place place(const Group<int>& group, int index, int tile_columns) const {
+  template <typename Shape>
+  DIGLOT_DEVICE Place place(const Group<int>& group, int index) const {
     const Tile tile = schedule.tile_of(group, index);
-    const int row = tile.row * rows, column = tile.column * tile_columns;
     const int begin = group.begin, end = group.end, first = schedule.first_of(group);
-    const auto rows_until = [&](int last) { return last < rows ? last : rows; };
-    if constexpr (kDividesK) {
+    const auto width_until = [&](int left) { return left < width ? left : width; };
+    if constexpr (Shape::kDividesK) {
+      const int row = tile.row * Shape::kLength, column = tile.column * width;
       const int size = begin == end ? 0 : end - first;
-      return {row, column, rows_until(m - row), 0, m, first, size, begin - first, 0, group.number};
+      return {row, column, width_until(n - column), 0, m, first, size, begin - first, 0,
+              group.number};
     }
+    const int row = first + tile.row * width;
     // The rows past the last group are zeros.
     const bool has_matrix = group.number < schedule.groups;
-    return {first + row,        column, rows_until(end - first - row), begin, end, 0,
-            has_matrix ? k : 0, 0,      group.number * a_step,         0};
+    return {row, tile.column * Shape::kLength, width_until(end - row), begin, end, 0,
+            has_matrix ? k : 0, 0, group.number * a_step, 0};
   }
-  // The rows of B that a tile needs, in whole boxes.
-  DIGLOT_DEVICE int loaded_rows(const Place& place) const { return product_rows(place.rows, box); }
 };
 
 // The stages of the ring in turn, and the parity of their current phase.
@@ -103,30 +109,46 @@ struct GroupRing {
 // Fills the ring for all tiles of the block.
 template <typename Shape>
 DIGLOT_DEVICE void produce_groups(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
-                                  const TensorMap& a, const TensorMap& b, const int32_t* offsets,
+                                  const TensorMap& a, const TensorMap& b, const TensorMap& map_ahead, const int32_t* offsets,
                                   const GroupedWgmma& product) {
   constexpr int kLineBytes = GroupedWgmma::kLineBytes;
   GroupRing ring{product.stages};
   Group<int> group;
   for (int index = static_cast<int>(blockIdx.x); product.schedule.find(offsets, index, group);
        index += static_cast<int>(gridDim.x)) {
-    const auto place = product.template place<Shape::kDividesK>(group, index, Shape::kColumnsOfC);
-    const int rows = product.loaded_rows(place);
+    const auto place = product.template place<Shape>(group, index);
+    const int side_a = Shape::kDividesK ? place.row : place.column;
+    const int side_b = Shape::kDividesK ? place.column : place.row;
+    const int width = product_width(place.width, product.box);
+    const int mode = product.mode;
     for (int step = 0; step < place.k; step += Shape::kDepth) {
       const int depth = place.depth + step;
       char* const tile_a = shared.ring + ring.stage * product.stage_bytes;
       char* const tile_b = tile_a + Shape::kBytesA;
       Mbarrier& stage = full[ring.stage];
+      if (mode == 2) {
+        if (step == 0) for (int d = 1; d < 8; ++d) tma_prefetch(a, {d * Shape::kDepth, side_a, place.matrix_a, 0});
+        if (step + 8 * Shape::kDepth < place.k) tma_prefetch(a, {step + 8 * Shape::kDepth, side_a, place.matrix_a, 0});
+      } else if (mode >= 3 && step % 256 == 0) {
+        const int ahead = mode == 4 ? 3 : mode == 6 ? 1 : 2;
+        if (step == 0) for (int d = 0; d < ahead; ++d) tma_prefetch(map_ahead, {d * 256, side_a, place.matrix_a, 0});
+        if (step + ahead * 256 < place.k) tma_prefetch(map_ahead, {step + ahead * 256, side_a, place.matrix_a, 0});
+      }
       // The phase before a new barrier's first counts as ended: the first round waits for nobody.
       empty[ring.stage].wait(ring.parity ^ 1);
-      stage.arrive_expect(static_cast<uint32_t>(Shape::kBytesA + rows * kLineBytes));
+      if ((mode == 1 || mode == 5) && step % 128 == 0) {
+        GroupRing next = ring;
+        next.advance();
+        empty[next.stage].wait(next.parity ^ 1);
+      }
+      stage.arrive_expect(static_cast<uint32_t>(Shape::kBytesA + width * kLineBytes));
       load_tile<Shape::kRows, Shape::kDepth, Shape::kLine>(
-          a, tile_a, stage, product.major_a, place.column, depth, BatchPlace{place.matrix_a, 0});
-      for (int first = 0; first < rows; first += product.box) {
-        const int row = place.row + first;
+          a, tile_a, stage, product.major_a, side_a, depth, BatchPlace{place.matrix_a, 0});
+      for (int first = 0; first < width; first += product.box) {
+        const int side = side_b + first;
         const bool is_along_k = product.major_b == Major::kK;
         tma_load(b, tile_b + first * kLineBytes, stage,
-                 {is_along_k ? depth : row, is_along_k ? row : depth, 0, 0});
+                 {is_along_k ? depth : side, is_along_k ? side : depth, 0, 0});
       }
       ring.advance();
     }
@@ -146,16 +168,16 @@ DIGLOT_DEVICE void zero_outside(char* tile, int first, int count, int begin, int
   }
 }
 
-// sums = a consumer's columns of a tile of C, and kRows of its rows. The products of a stage run
+// sums = a consumer's part of a tile of C. The products of a stage run
 // while the next one's are issued; then the stage before is free.
-template <typename T, typename Shape, int kRows, Major kMajorA, Major kMajorB>
+template <typename T, typename Shape, int kWidth, Major kMajorA, Major kMajorB>
 DIGLOT_DEVICE void multiply_group(float (&all_sums)[Shape::kSums], GroupRing& ring, char* memory,
                                   Mbarrier* full, Mbarrier* empty, int consumer,
                                   const GroupedWgmma& product, const GroupedWgmma::Place& place) {
   using TileA = typename Shape::template TileA<kMajorA>;
   using TileB = typename Shape::template TileB<kMajorB>;
   constexpr MmaType kType = kMmaType<T>;
-  auto& sums = reinterpret_cast<float (&)[kRows / 2]>(all_sums);
+  auto& sums = reinterpret_cast<float (&)[kWidth / 2]>(all_sums);
   const int first = consumer * Shape::kConsumerRows;
   const int steps = (place.k + Shape::kDepth - 1) / Shape::kDepth;
   // TMA fills what lies beyond A and B with zeros, but not what belongs to the next group.
@@ -173,7 +195,7 @@ DIGLOT_DEVICE void multiply_group(float (&all_sums)[Shape::kSums], GroupRing& ri
       const int begin = step == 0 ? place.before : 0;
       const int end = step + 1 == steps ? left : Shape::kDepth;
       if (begin != 0 || end != Shape::kDepth) {
-        constexpr int kShare = kRows / Shape::kConsumers;
+        constexpr int kShare = kWidth / Shape::kConsumers;
         zero_outside<T, TileA, kMajorA, Shape::kDepth>(tile_a, first, Shape::kConsumerRows, begin,
                                                        end);
         zero_outside<T, TileB, kMajorB, Shape::kDepth>(tile_b, consumer * kShare, kShare, begin,
@@ -199,25 +221,25 @@ DIGLOT_DEVICE void multiply_group(float (&all_sums)[Shape::kSums], GroupRing& ri
   if (steps > 0) release_stage(empty[previous], 1);
 }
 
-// Calls function(rows, major_a, major_b), with constants.
-template <int kFewestRows, typename Function>
-DIGLOT_DEVICE void with_form(int rows, Major major_a, Major major_b, const Function& function) {
-  const auto with_rows = [&](auto constant_a, auto constant_b) {
+// Calls function(width, major_a, major_b), with constants.
+template <int kFewest, typename Function>
+DIGLOT_DEVICE void with_form(int width, Major major_a, Major major_b, const Function& function) {
+  const auto with_width = [&](auto constant_a, auto constant_b) {
     const auto call = [&](auto constant) { function(constant, constant_a, constant_b); };
-    if constexpr (kFewestRows == 16) {
-      if (rows <= 16) return call(std::integral_constant<int, 16>{});
-      if (rows <= 32) return call(std::integral_constant<int, 32>{});
+    if constexpr (kFewest == 16) {
+      if (width <= 16) return call(std::integral_constant<int, 16>{});
+      if (width <= 32) return call(std::integral_constant<int, 32>{});
     }
-    if (rows <= 64) return call(std::integral_constant<int, 64>{});
-    if (rows <= 128) return call(std::integral_constant<int, 128>{});
+    if (width <= 64) return call(std::integral_constant<int, 64>{});
+    if (width <= 128) return call(std::integral_constant<int, 128>{});
     call(std::integral_constant<int, 256>{});
   };
   constexpr std::integral_constant<Major, Major::kK> kAlongK;
   constexpr std::integral_constant<Major, Major::kMn> kAlongMn;
   if (major_a == Major::kK) {
-    major_b == Major::kK ? with_rows(kAlongK, kAlongK) : with_rows(kAlongK, kAlongMn);
+    major_b == Major::kK ? with_width(kAlongK, kAlongK) : with_width(kAlongK, kAlongMn);
   } else {
-    major_b == Major::kK ? with_rows(kAlongMn, kAlongK) : with_rows(kAlongMn, kAlongMn);
+    major_b == Major::kK ? with_width(kAlongMn, kAlongK) : with_width(kAlongMn, kAlongMn);
   }
 }
 
@@ -246,18 +268,18 @@ DIGLOT_DEVICE void copy_lines(const char* panel, const Epilogue<T>& epilogue, bo
   }
 }
 
-// Stores a consumer's columns of a tile, 64 rows at a time.
+// Stores a consumer's columns of a tile of a group of rows, some rows at a time.
 template <typename T, typename Shape>
-DIGLOT_DEVICE void store_group(float (&sums)[Shape::kSums], TmaParts<Shape>& stored,
-                               const TensorMap& map_c, const Epilogue<T>& epilogue,
-                               const GroupedWgmma& product, const GroupedWgmma::Place& place,
-                               int column) {
-  const Epilogue<T> here = epilogue.moved(place.matrix_c * product.c_step, 0);
+DIGLOT_DEVICE void store_rows(float (&sums)[Shape::kSums], TmaParts<Shape>& stored,
+                              const TensorMap& map_c, const Epilogue<T>& epilogue,
+                              const GroupedWgmma& product, const GroupedWgmma::Place& place,
+                              int column) {
   const int thread = warpgroup_thread();
   DIGLOT_UNROLL
   for (int first = 0; first < Shape::kColumns; first += Shape::kPanelLines) {
-    if (first >= place.rows) return;
-    const int left = place.rows - first;
+    if (first >= place.width) return;
+    const int left = place.width - first;
+    const int lines = left < Shape::kPanelLines ? left : Shape::kPanelLines;
     char* const panel = stored.panels[stored.next][0];
     DIGLOT_UNROLL
     for (int begin = 0; begin < Shape::kPanelLines; begin += 16) {
@@ -268,23 +290,39 @@ DIGLOT_DEVICE void store_group(float (&sums)[Shape::kSums], TmaParts<Shape>& sto
     if (thread == 0) wait_bulk_groups_read<Shape::kParts - 2>();
     named_barrier_sync(stored.barrier, kWarpgroupThreads);
     stored.advance();
-    const int row = place.row + first,
-              lines = left < Shape::kPanelLines ? left : Shape::kPanelLines;
-    const int boxes = (lines + product.box - 1) / product.box;
+    const int row = place.row + first, box = product.box;
+    const int boxes = (lines + box - 1) / box;
     const bool is_whole =
-        row >= place.begin && (row + boxes * product.box <= place.end || place.end == product.m);
+        row >= place.begin && (row + boxes * box <= place.end || place.end == product.m);
     if (!product.is_stored_by_tma || !is_whole) {
-      copy_lines<T, Shape>(panel, here, product.is_stored_by_tma, row, column, place.begin,
+      copy_lines<T, Shape>(panel, epilogue, product.is_stored_by_tma, row, column, place.begin,
                            row + lines);
     } else if (thread == 0) {
-      for (int box = 0; box < boxes; ++box) {
-        const int line = box * product.box;
-        tma_store(map_c, panel + line * GroupedWgmma::kLineBytes,
-                  {column, row + line, place.matrix_c, 0});
+      for (int line = 0; line < lines; line += box) {
+        tma_store(map_c, panel + line * GroupedWgmma::kLineBytes, {column, row + line, 0, 0});
       }
-      commit_bulk_group();
     }
+    if (thread == 0) commit_bulk_group();  // each part's, so that they are counted
   }
+}
+
+// Stores a consumer's rows of a tile of a group of K.
+template <typename T, typename Shape>
+DIGLOT_DEVICE void store_matrix(float (&sums)[Shape::kSums], TmaParts<Shape>& stored,
+                                const TensorMap& map_c, const Epilogue<T>& epilogue,
+                                const GroupedWgmma& product, const GroupedWgmma::Place& place,
+                                int row) {
+  for_each_part<Shape>(sums, [&](auto& part, int first) {
+    if (first >= place.width) return;
+    write_part<T, Shape>(part, stored);
+    if (product.is_stored_by_tma) {
+      store_part<T, Shape, sizeof(part) / 4>(stored, map_c, row, place.column + first,
+                                             BatchPlace{place.matrix_c, 0});
+    } else {
+      const Epilogue<T> here = epilogue.moved(place.matrix_c * product.c_step, 0);
+      copy_part<T, Shape, sizeof(part) / 4>(stored, here, false, row, place.column + first);
+    }
+  });
 }
 
 // Multiplies and stores all tiles of the block.
@@ -298,15 +336,19 @@ DIGLOT_DEVICE void consume_groups(typename Shape::Shared& shared, Mbarrier* full
   Group<int> group;
   for (int index = static_cast<int>(blockIdx.x); product.schedule.find(offsets, index, group);
        index += static_cast<int>(gridDim.x)) {
-    const auto place = product.template place<Shape::kDividesK>(group, index, Shape::kColumnsOfC);
+    const auto place = product.template place<Shape>(group, index);
     float sums[Shape::kSums];
-    with_form<Shape::kFewestRows>(
-        place.rows, product.major_a, product.major_b, [&](auto rows, auto major_a, auto major_b) {
-          multiply_group<T, Shape, rows, major_a, major_b>(sums, ring, shared.ring, full, empty,
+    with_form<Shape::kFewest>(
+        place.width, product.major_a, product.major_b, [&](auto width, auto major_a, auto major_b) {
+          multiply_group<T, Shape, width, major_a, major_b>(sums, ring, shared.ring, full, empty,
                                                            consumer, product, place);
         });
-    store_group<T, Shape>(sums, stored, map_c, epilogue, product, place,
-                          place.column + consumer * Shape::kConsumerRows);
+    const int first = consumer * Shape::kConsumerRows;
+    if constexpr (Shape::kDividesK) {
+      store_matrix<T, Shape>(sums, stored, map_c, epilogue, product, place, place.row + first);
+    } else {
+      store_rows<T, Shape>(sums, stored, map_c, epilogue, product, place, place.column + first);
+    }
   }
   // A block's shared memory ends with the block.
   if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();
@@ -314,12 +356,17 @@ DIGLOT_DEVICE void consume_groups(typename Shape::Shared& shared, Mbarrier* full
 
 template <typename T, typename Shape>
 DIGLOT_DEVICE void multiply_groups_by_wgmma(const TensorMap& a, const TensorMap& b,
-                                            const TensorMap& map_c, const int32_t* offsets,
+                                            const TensorMap& map_c, const TensorMap& map_ahead, const int32_t* offsets,
                                             const Epilogue<T>& epilogue,
                                             const GroupedWgmma& product) {
+  if (threadIdx.x == Shape::kThreads - 1) {  // a thread with nothing else to do
+    tma_prefetch_map(a);
+    tma_prefetch_map(b);
+    if (product.is_stored_by_tma) tma_prefetch_map(map_c);
+  }
   share_out<Shape>(
       [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
-        produce_groups<Shape>(shared, full, empty, a, b, offsets, product);
+        produce_groups<Shape>(shared, full, empty, a, b, map_ahead, offsets, product);
       },
       [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
         consume_groups<T, Shape>(shared, full, empty, map_c, offsets, epilogue, product);

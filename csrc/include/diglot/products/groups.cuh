@@ -44,10 +44,11 @@ struct GroupSchedule {
   template <typename Index>
   DIGLOT_HOST_DEVICE bool find(const int32_t* offsets, Index index, Group<Index>& group) const {
     const int last = tile == 0 ? groups - 1 : groups;
-    while (index >= group.last && group.number < last) {
+    const auto most = static_cast<Index>(size);
+    // Behind the end of the dimension all groups are empty.
+    while (index >= group.last && group.number < last && (tile == 0 || group.end < most)) {
       ++group.number;
       group.begin = group.end;
-      const auto most = static_cast<Index>(size);
       const Index end = group.number < groups ? offsets[group.number] : most;
       group.end = end < group.begin ? group.begin : end < most ? end : most;
       group.first = group.last;
