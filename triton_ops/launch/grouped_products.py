@@ -91,7 +91,8 @@ class GroupedProduct:
         """
         m, n, _ = self.sizes
         rows, columns = -(-m // block[0]), -(-n // block[1])
-        most = self.groups * rows if self.divides_k else m // block[0] + self.groups + 1
+        # A row of tiles has a row of C.
+        most = self.groups * rows if self.divides_k else min(m, m // block[0] + self.groups + 1)
         return rows, columns, most * columns
 
     def vector(self, operand: Operand, is_b: bool) -> tuple[int, int]:

@@ -15,13 +15,13 @@
 
 namespace diglot {
 
-template <typename T, bool kDividesK, int kLines>
-__global__ void __launch_bounds__(GroupShape<T, kDividesK, kLines>::kThreads, 1)
+template <typename T, bool kDividesK>
+__global__ void __launch_bounds__(GroupShape<T, kDividesK>::kThreads, 1)
     grouped_mm_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
-                     const __grid_constant__ TensorMap map_c, const __grid_constant__ TensorMap map_ahead, const int32_t* offsets,
+                     const __grid_constant__ TensorMap map_c, const int32_t* offsets,
                      const __grid_constant__ Epilogue<T> epilogue,
                      const __grid_constant__ GroupedWgmma product) {
-  multiply_groups_by_wgmma<T, GroupShape<T, kDividesK, kLines>>(a, b, map_c, map_ahead, offsets, epilogue, product);
+  multiply_groups_by_wgmma<T, GroupShape<T, kDividesK>>(a, b, map_c, offsets, epilogue, product);
 }
 
 }  // namespace diglot
@@ -92,10 +92,10 @@ TileWidth width_of(Planner& planner, const GroupedProduct& product) {
   return {most, std::min({most, rounded(size), 64})};
 }
 
-template <typename T, bool kDividesK, int kLines>
+template <typename T, bool kDividesK>
 void plan_wgmma(Planner& planner, const GroupedProduct& product, const Operands& operands,
                 const GroupSchedule& schedule, TileWidth width) {
-  using Shape = GroupShape<T, kDividesK, kLines>;
+  using Shape = GroupShape<T, kDividesK>;
   static_assert(kTileLength == Shape::kLength);
   const TmaMatrix& c = operands.c ? *operands.c : operands.a;  // not used, but a map all the same
   const bool is_exchanged = Shape::kIsExchanged;
@@ -105,9 +105,7 @@ void plan_wgmma(Planner& planner, const GroupedProduct& product, const Operands&
   const Major major_b = is_exchanged ? operands.major_a : operands.major_b;
   // Where K is not contiguous, TMA loads whole panels.
   if (major_b == Major::kMn) width = {std::max(width.most, Shape::kLine), Shape::kLine};
-  const int box = std::min(width.box, Shape::kPanelLines);
   const int stage = Shape::kBytesA + width.most * GroupedWgmma::kLineBytes;
-  const int mode = major_a == Major::kK ? static_cast<int>(planner.tuned(Tunable::kProductsSplit)) : 0;
   const GroupedWgmma given{major_a,
                            major_b,
                            schedule,
@@ -118,9 +116,9 @@ void plan_wgmma(Planner& planner, const GroupedProduct& product, const Operands&
                            operands.c.has_value(),
                            product.group_stride(product.c),
                            width.most,
-                           major_b == Major::kMn ? width.box : box,
+                           width.box,
                            std::min(Shape::kStages, Shape::kRingBytes / stage),
-                           stage, mode};
+                           stage};
   const auto map = [](const TmaMatrix& matrix, Major major, int side) {
     return matrix.encoded(Shape::kLine,
                           static_cast<uint32_t>(major == Major::kK ? side : Shape::kDepth),
@@ -129,10 +127,10 @@ void plan_wgmma(Planner& planner, const GroupedProduct& product, const Operands&
   const int64_t most = planner.device.multiprocessors();
   Launch how{static_cast<unsigned>(std::min(schedule.most(), most)), Shape::kThreads};
   how.shared_bytes = sizeof(typename Shape::Shared);
-  planner.add<grouped_mm_wgmma<T, kDividesK, kLines>>(
+  planner.add<grouped_mm_wgmma<T, kDividesK>>(
       how, map(a, major_a, Shape::kRows), map(b, major_b, given.box),
-      c.encoded(Shape::kPanel, static_cast<uint32_t>(is_exchanged ? box : Shape::kPanelLines),
-                Shape::kPanelSwizzle), mode >= 3 ? a.encoded(256, 128, Swizzle::kNone) : map(a, major_a, Shape::kRows),
+      c.encoded(Shape::kPanel, static_cast<uint32_t>(is_exchanged ? width.box : Shape::kPanelLines),
+                Shape::kPanelSwizzle),
       product.offsets->as<const int32_t>(), product.epilogue<T>(), given);
 }
 
@@ -160,13 +158,12 @@ bool plan_on_tensor_cores(Planner& planner, const GroupedProduct& product) {
   const GroupSchedule schedule = product.schedule(
       rows, columns, height, is_inner ? static_cast<int>(kTmaUnit) / size_of(dtype) : 1);
   if (schedule.most() > most) return false;  // their indices have 32 bits too
-  planner.plan.variant =
-      kept_text("wgmma, tiles of " + std::to_string(rows) + "x" + std::to_string(columns) +
-                (divides_k ? "" : ", exchanged"));
+  planner.plan.variant = kept_text("wgmma, tiles of " + std::to_string(rows) + "x" +
+                                   std::to_string(columns) + (divides_k ? "" : ", exchanged"));
   const auto plan = [&](auto type) {
     using T = typename decltype(type)::type;
-    divides_k ? plan_wgmma<T, true, 64>(planner, product, *operands, schedule, width)
-              : planner.tuned(Tunable::kProductsTurns) == 2 ? plan_wgmma<T, false, 32>(planner, product, *operands, schedule, width) : plan_wgmma<T, false, 64>(planner, product, *operands, schedule, width);
+    divides_k ? plan_wgmma<T, true>(planner, product, *operands, schedule, width)
+              : plan_wgmma<T, false>(planner, product, *operands, schedule, width);
   };
   dtype == DType::kBFloat16 ? call_for<bfloat16>(plan) : call_for<float16>(plan);
   return true;

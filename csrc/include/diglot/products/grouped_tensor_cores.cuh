@@ -2,10 +2,12 @@
 // triton_ops/lib/products/grouped_descriptors.py. tensor_cores.cuh has the loads and the roles of
 // warpgroups; here blocks walk the tiles of all groups.
 //
-// Operands are exchanged, as those of few rows there: A is the transpose of the matrix that has C's
-// columns, and B that of the one that has its rows. A tile has 128 columns of C. Its rows follow
-// its group: a product of wgmma has 16 to 256, so a short group takes little time. TMA loads no
-// more of them either. Where all tiles have few rows, the ring has more stages.
+// Where groups divide rows, operands are exchanged, as those of few rows there: A is the transpose
+// of the matrix that has C's columns, and B that of the one that has its rows. A tile has 128
+// columns of C. Its rows are as many as its group leaves: a product of wgmma has 16 to 256. TMA
+// loads no more of them either, so a short group takes little time. Where all tiles have few rows,
+// the ring has more stages. Where groups divide K, tiles have 128 rows, and their columns end with
+// C.
 //
 // One tensor map serves all groups of rows: a tile may load rows of the next group, but it does not
 // store them. Groups of K end anywhere in a stage, and may begin behind its first elements. The
@@ -20,22 +22,18 @@ namespace diglot {
 
 // A tile of C has kLength columns and up to 256 rows, if groups divide rows: operands are
 // exchanged. If they divide K, it has kLength rows and up to 256 columns.
-template <typename T, bool kDividesK_, int kLines = 64>
+template <typename T, bool kDividesK_>
 struct GroupShape : WgmmaShape<T, 256, !kDividesK_> {
   using Base = WgmmaShape<T, 256, !kDividesK_>;
   static constexpr bool kDividesK = kDividesK_;
-  static constexpr int kLength = Base::kRows, kMostWidth = Base::kColumns;
+  static constexpr int kLength = Base::kRows;
   static constexpr int kFewest = kDividesK ? 64 : 16;  // columns of a product of wgmma
   static constexpr int kStages = 10;                   // at most
   static constexpr int kRingBytes = 4 * (Base::kBytesA + Base::kBytesB);
-  static constexpr int kPanelLines = kDividesK ? Base::kPanelLines : kLines;
-  static constexpr int kPanelColumns = kDividesK ? Base::kPanelColumns : kLines;
-  static constexpr int kParts = Base::kParts * (kDividesK ? 1 : 64 / kLines);
-  using PanelC = SmemTile<kMmaType<T>, Major::kK, Base::kPanelSwizzle, kPanelLines, Base::kPanel>;
 
   struct Shared {
     char ring[kRingBytes];  // a stage's tile of A, and behind it that of B
-    char c[Base::kConsumers][kParts][Base::kPartPanels][PanelC::kBytes];
+    char c[Base::kConsumers][Base::kParts][Base::kPartPanels][Base::PanelC::kBytes];
     Mbarrier are_there[Base::kConsumers];  // not used
   };
   static_assert(sizeof(Shared) <= Base::kSharedBytes - 1024);
@@ -62,7 +60,6 @@ struct GroupedWgmma {
   int width;       // of a tile, at most
   int box;         // rows of B^T that TMA loads at once, and rows of C that it stores
   int stages, stage_bytes;
-  int mode;
 
   // A tile of C.
   struct Place {
@@ -81,14 +78,22 @@ struct GroupedWgmma {
     if constexpr (Shape::kDividesK) {
       const int row = tile.row * Shape::kLength, column = tile.column * width;
       const int size = begin == end ? 0 : end - first;
-      return {row, column, width_until(n - column), 0, m, first, size, begin - first, 0,
-              group.number};
+      return {row,   column, width_until(n - column), 0, m,
+              first, size,   begin - first,           0, group.number};
     }
     const int row = first + tile.row * width;
     // The rows past the last group are zeros.
     const bool has_matrix = group.number < schedule.groups;
-    return {row, tile.column * Shape::kLength, width_until(end - row), begin, end, 0,
-            has_matrix ? k : 0, 0, group.number * a_step, 0};
+    return {row,
+            tile.column * Shape::kLength,
+            width_until(end - row),
+            begin,
+            end,
+            0,
+            has_matrix ? k : 0,
+            0,
+            group.number * a_step,
+            0};
   }
 };
 
@@ -109,7 +114,7 @@ struct GroupRing {
 // Fills the ring for all tiles of the block.
 template <typename Shape>
 DIGLOT_DEVICE void produce_groups(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
-                                  const TensorMap& a, const TensorMap& b, const TensorMap& map_ahead, const int32_t* offsets,
+                                  const TensorMap& a, const TensorMap& b, const int32_t* offsets,
                                   const GroupedWgmma& product) {
   constexpr int kLineBytes = GroupedWgmma::kLineBytes;
   GroupRing ring{product.stages};
@@ -120,27 +125,13 @@ DIGLOT_DEVICE void produce_groups(typename Shape::Shared& shared, Mbarrier* full
     const int side_a = Shape::kDividesK ? place.row : place.column;
     const int side_b = Shape::kDividesK ? place.column : place.row;
     const int width = product_width(place.width, product.box);
-    const int mode = product.mode;
     for (int step = 0; step < place.k; step += Shape::kDepth) {
       const int depth = place.depth + step;
       char* const tile_a = shared.ring + ring.stage * product.stage_bytes;
       char* const tile_b = tile_a + Shape::kBytesA;
       Mbarrier& stage = full[ring.stage];
-      if (mode == 2) {
-        if (step == 0) for (int d = 1; d < 8; ++d) tma_prefetch(a, {d * Shape::kDepth, side_a, place.matrix_a, 0});
-        if (step + 8 * Shape::kDepth < place.k) tma_prefetch(a, {step + 8 * Shape::kDepth, side_a, place.matrix_a, 0});
-      } else if (mode >= 3 && step % 256 == 0) {
-        const int ahead = mode == 4 ? 3 : mode == 6 ? 1 : 2;
-        if (step == 0) for (int d = 0; d < ahead; ++d) tma_prefetch(map_ahead, {d * 256, side_a, place.matrix_a, 0});
-        if (step + ahead * 256 < place.k) tma_prefetch(map_ahead, {step + ahead * 256, side_a, place.matrix_a, 0});
-      }
       // The phase before a new barrier's first counts as ended: the first round waits for nobody.
       empty[ring.stage].wait(ring.parity ^ 1);
-      if ((mode == 1 || mode == 5) && step % 128 == 0) {
-        GroupRing next = ring;
-        next.advance();
-        empty[next.stage].wait(next.parity ^ 1);
-      }
       stage.arrive_expect(static_cast<uint32_t>(Shape::kBytesA + width * kLineBytes));
       load_tile<Shape::kRows, Shape::kDepth, Shape::kLine>(
           a, tile_a, stage, product.major_a, side_a, depth, BatchPlace{place.matrix_a, 0});
@@ -168,8 +159,8 @@ DIGLOT_DEVICE void zero_outside(char* tile, int first, int count, int begin, int
   }
 }
 
-// sums = a consumer's part of a tile of C. The products of a stage run
-// while the next one's are issued; then the stage before is free.
+// sums = a consumer's part of a tile of C. The products of a stage run while the next one's are
+// issued; then the stage before is free.
 template <typename T, typename Shape, int kWidth, Major kMajorA, Major kMajorB>
 DIGLOT_DEVICE void multiply_group(float (&all_sums)[Shape::kSums], GroupRing& ring, char* memory,
                                   Mbarrier* full, Mbarrier* empty, int consumer,
@@ -195,11 +186,9 @@ DIGLOT_DEVICE void multiply_group(float (&all_sums)[Shape::kSums], GroupRing& ri
       const int begin = step == 0 ? place.before : 0;
       const int end = step + 1 == steps ? left : Shape::kDepth;
       if (begin != 0 || end != Shape::kDepth) {
-        constexpr int kShare = kWidth / Shape::kConsumers;
-        zero_outside<T, TileA, kMajorA, Shape::kDepth>(tile_a, first, Shape::kConsumerRows, begin,
-                                                       end);
-        zero_outside<T, TileB, kMajorB, Shape::kDepth>(tile_b, consumer * kShare, kShare, begin,
-                                                       end);
+        constexpr int kShare = kWidth / Shape::kConsumers, kDepth = Shape::kDepth;
+        zero_outside<T, TileA, kMajorA, kDepth>(tile_a, first, Shape::kConsumerRows, begin, end);
+        zero_outside<T, TileB, kMajorB, kDepth>(tile_b, consumer * kShare, kShare, begin, end);
         fence_async_proxy();  // each thread's writes, before wgmma reads them
         named_barrier_sync(1 + Shape::kConsumers, Shape::kConsumers * kWarpgroupThreads);
       }
@@ -301,8 +290,8 @@ DIGLOT_DEVICE void store_rows(float (&sums)[Shape::kSums], TmaParts<Shape>& stor
       for (int line = 0; line < lines; line += box) {
         tma_store(map_c, panel + line * GroupedWgmma::kLineBytes, {column, row + line, 0, 0});
       }
+      commit_bulk_group();
     }
-    if (thread == 0) commit_bulk_group();  // each part's, so that they are counted
   }
 }
 
@@ -338,11 +327,11 @@ DIGLOT_DEVICE void consume_groups(typename Shape::Shared& shared, Mbarrier* full
        index += static_cast<int>(gridDim.x)) {
     const auto place = product.template place<Shape>(group, index);
     float sums[Shape::kSums];
-    with_form<Shape::kFewest>(
-        place.width, product.major_a, product.major_b, [&](auto width, auto major_a, auto major_b) {
-          multiply_group<T, Shape, width, major_a, major_b>(sums, ring, shared.ring, full, empty,
-                                                           consumer, product, place);
-        });
+    with_form<Shape::kFewest>(place.width, product.major_a, product.major_b,
+                              [&](auto width, auto major_a, auto major_b) {
+                                multiply_group<T, Shape, width, major_a, major_b>(
+                                    sums, ring, shared.ring, full, empty, consumer, product, place);
+                              });
     const int first = consumer * Shape::kConsumerRows;
     if constexpr (Shape::kDividesK) {
       store_matrix<T, Shape>(sums, stored, map_c, epilogue, product, place, place.row + first);
@@ -356,7 +345,7 @@ DIGLOT_DEVICE void consume_groups(typename Shape::Shared& shared, Mbarrier* full
 
 template <typename T, typename Shape>
 DIGLOT_DEVICE void multiply_groups_by_wgmma(const TensorMap& a, const TensorMap& b,
-                                            const TensorMap& map_c, const TensorMap& map_ahead, const int32_t* offsets,
+                                            const TensorMap& map_c, const int32_t* offsets,
                                             const Epilogue<T>& epilogue,
                                             const GroupedWgmma& product) {
   if (threadIdx.x == Shape::kThreads - 1) {  // a thread with nothing else to do
@@ -366,7 +355,7 @@ DIGLOT_DEVICE void multiply_groups_by_wgmma(const TensorMap& a, const TensorMap&
   }
   share_out<Shape>(
       [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
-        produce_groups<Shape>(shared, full, empty, a, b, map_ahead, offsets, product);
+        produce_groups<Shape>(shared, full, empty, a, b, offsets, product);
       },
       [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
         consume_groups<T, Shape>(shared, full, empty, map_c, offsets, epilogue, product);
