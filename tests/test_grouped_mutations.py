@@ -27,20 +27,18 @@ pytestmark = [
 FAULTS = {
     "none": NO_FAULT,
     "a tail is written into the next group": Fault(
-        "row + boxes * product.box <= place.end || place.end == product.m", "true"
+        "row + boxes * box <= place.end || place.end == product.m", "true"
     ),
     "a tail is written by threads": Fault(
         "place.begin,\n                           row + lines",
         "place.begin,\n                           product.m",
     ),
-    "a tile has rows of the next group": Fault("rows_until(end - first - row)", "rows_until(m)"),
-    "too few rows are loaded": Fault("product_rows(place.rows, box)", "box"),
+    "a tile has rows of the next group": Fault("width_until(end - row)", "width_until(m)"),
+    "too few rows are loaded": Fault("product_width(place.width, product.box)", "product.box"),
     "bytes of whole tiles are awaited": Fault(
-        "Shape::kBytesA + rows * kLineBytes", "Shape::kBytesA + product.rows * kLineBytes"
+        "Shape::kBytesA + width * kLineBytes", "Shape::kBytesA + product.width * kLineBytes"
     ),
-    "all boxes of C have one place": Fault(
-        "{column, row + line, place.matrix_c, 0}", "{column, row, place.matrix_c, 0}"
-    ),
+    "all boxes of C have one place": Fault("{column, row + line, 0, 0}", "{column, row, 0, 0}"),
     "a panel is overwritten too soon": Fault(
         "    if (thread == 0) wait_bulk_groups_read<Shape::kParts - 2>();\n", ""
     ),
@@ -59,8 +57,8 @@ FAULTS = {
     "the tail of K stays": Fault("step + 1 == steps ? left : Shape::kDepth", "Shape::kDepth"),
     "what is before the group in K stays": Fault("step == 0 ? place.before : 0", "0"),
     "the tail of B stays": Fault(
-        "zero_outside<T, TileB, kMajorB, Shape::kDepth>(tile_b, consumer * kShare, kShare,",
-        "zero_outside<T, TileB, kMajorB, Shape::kDepth>(tile_b, consumer * kShare, 0,",
+        "(tile_b, consumer * kShare, kShare,",
+        "(tile_b, consumer * kShare, 0,",
     ),
     "no fence before the products": Fault(
         "        fence_async_proxy();  // each thread's writes, before wgmma reads them\n", ""
@@ -69,7 +67,7 @@ FAULTS = {
         "named_barrier_sync(1 + Shape::kConsumers, Shape::kConsumers * kWarpgroupThreads);",
         "",
     ),
-    "K from the start": Fault("0, m, first, size, begin - first", "0, m, 0, size, begin - first"),
+    "K from the start": Fault("first, size,   begin - first", "0, size,   begin - first"),
 }
 
 

@@ -90,11 +90,17 @@ def test_scaled_in_cuda(tmp_path):
 
 @pytest.mark.slow
 def test_groups_in_cuda(tmp_path):
-    """Likewise for groups, in two widths."""
+    """A kernel for groups of rows, and one for those of K: a main loop for each width of products
+    and each layout.
+    """
+    found = []
     for code in compiled("sm_90a/grouped_mm.cu", 2, tmp_path):
-        assert len(re.findall(r"\bHGMMA\.64x(128|256)x16\.F32\.BF16", code)) == 4 * 4
-        assert all(name in code for name in NAMES)
+        counts = Counter(re.findall(r"\bHGMMA\.64x(\d+)x16\.F32\.BF16", code))
+        assert set(counts.values()) == {4 * 4}
+        found.append(sorted(map(int, counts)))
+        assert all(name in code for name in (*NAMES, "STSM"))
         assert not re.search(r"\b(LDL|STL)\b", code)
+    assert sorted(found) == [[16, 32, 64, 128, 256], [64, 128, 256]]
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ TensorMap map_of(const void* matrices, int count, int rows, int columns, uint32_
                      swizzle});
 }
 
-constexpr int kGroups = 5, kRows = 200, kColumns = 136, kDepth = 136, kTiles = 2;
+constexpr int kGroups = 5, kRows = 200, kColumns = 136, kDepth = 136;
 
 // Rows are divided: `rows` (kRows, kDepth), and `columns` (kGroups, kDepth, kColumns). Or K is, of
 // the size kRows: `rows` (kRows, kDepth) holds the transpose, or (kDepth, kRows) itself if
@@ -47,24 +47,35 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   Epilogue<bfloat16> epilogue{m, kColumns, 1, 1};
   epilogue.c = reinterpret_cast<bfloat16*>(out), epilogue.strides = {kColumns, 1};
   constexpr int kAlign = kDividesK && kIsAlongK ? 8 : 1;
-  constexpr int kTileRows = kDividesK ? 128 : 64, kBox = kDividesK ? 64 : 16, kStages = 2;
-  const GroupSchedule schedule{kGroups, kRows, kDividesK ? 0 : kTileRows, kTiles, kTiles,
-                               2,       kAlign};
-  const GroupedWgmma product{Major::kMn, kIsAlongK ? Major::kK : Major::kMn,
-                             schedule,   m,
-                             kDepth,     kDividesK ? 0 : 1,
-                             true,       kDividesK ? m * kColumns : 0,
-                             kTileRows,  kBox,
-                             kStages,    Shape::kBytesA + kTileRows * GroupedWgmma::kLineBytes};
+  constexpr int kWidth = kDividesK ? 128 : 64, kBox = kDividesK ? 64 : 16, kStages = 2, kTiles = 2;
+  const GroupSchedule schedule{kGroups, kRows, kDividesK ? 0 : kWidth, kTiles, kTiles, 2, kAlign};
+  constexpr Major kMajorRows = kIsAlongK ? Major::kK : Major::kMn;
+  const GroupedWgmma product{kDividesK ? kMajorRows : Major::kMn,
+                             kDividesK ? Major::kMn : kMajorRows,
+                             schedule,
+                             m,
+                             kColumns,
+                             kDepth,
+                             kDividesK ? 0 : 1,
+                             true,
+                             kDividesK ? m * kColumns : 0,
+                             kWidth,
+                             kBox,
+                             kStages,
+                             Shape::kBytesA + kWidth * GroupedWgmma::kLineBytes};
   Launch how{3, Shape::kThreads};
   how.shared_bytes = sizeof(typename Shape::Shared);
   const bool is_transposed = kDividesK && kIsAlongK;
-  launch<multiply<kDividesK>>(
-      how, nullptr, map_of(columns, matrices, depth, kColumns, 64, Shape::kDepth, Swizzle::k128),
+  const auto map_of_rows =
       map_of(rows, 1, is_transposed ? kDepth : kRows, is_transposed ? kRows : kDepth, 64,
-             kIsAlongK ? kBox : Shape::kDepth, Swizzle::k128),
-      map_of(out, kDividesK ? kGroups : 1, m, kColumns, Shape::kPanel, kBox, Shape::kPanelSwizzle),
-      offsets, epilogue, product);
+             kIsAlongK ? kDividesK ? Shape::kRows : kBox : Shape::kDepth, Swizzle::k128);
+  const auto map_of_columns =
+      map_of(columns, matrices, depth, kColumns, 64, Shape::kDepth, Swizzle::k128);
+  launch<multiply<kDividesK>>(how, nullptr, kDividesK ? map_of_rows : map_of_columns,
+                              kDividesK ? map_of_columns : map_of_rows,
+                              map_of(out, kDividesK ? kGroups : 1, m, kColumns, Shape::kPanel,
+                                     kDividesK ? Shape::kPanelLines : kBox, Shape::kPanelSwizzle),
+                              offsets, epilogue, product);
 };
 
 const std::vector<Entry> kernels = {
