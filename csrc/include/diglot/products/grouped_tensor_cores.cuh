@@ -2,12 +2,11 @@
 // triton_ops/lib/products/grouped_descriptors.py. tensor_cores.cuh has the loads and the roles of
 // warpgroups; here blocks walk the tiles of all groups.
 //
-// Where groups divide rows, operands are exchanged, as those of few rows there: A is the transpose
-// of the matrix that has C's columns, and B that of the one that has its rows. A tile has 128
-// columns of C. Its rows are as many as its group leaves: a product of wgmma has 16 to 256. TMA
-// loads no more of them either, so a short group takes little time. Where all tiles have few rows,
-// the ring has more stages. Where groups divide K, tiles have 128 rows, and their columns end with
-// C.
+// Where groups divide rows, operands are exchanged, as those of few rows there. A is the transpose
+// of the matrix that has C's columns, and B that of the one with its rows. A tile has 128 columns
+// of C. Its rows are as many as its group leaves: a product of wgmma has 16 to 256. TMA loads no
+// more of them either, so a short group takes little time. Where all tiles have few rows, the ring
+// has more stages. Where groups divide K, tiles have 128 rows, and their columns end with C.
 //
 // One tensor map serves all groups of rows: a tile may load rows of the next group, but it does not
 // store them. Groups of K end anywhere in a stage, and may begin behind its first elements. The
@@ -39,7 +38,7 @@ struct GroupShape : WgmmaShape<T, 256, !kDividesK_> {
   static_assert(sizeof(Shared) <= Base::kSharedBytes - 1024);
 };
 
-// The columns of a product of wgmma that holds so many.
+// The columns of the narrowest product of wgmma with room for `width`.
 DIGLOT_HOST_DEVICE int product_width(int width, int fewest) {
   int result = fewest;
   while (result < width) result *= 2;
