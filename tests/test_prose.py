@@ -22,7 +22,8 @@ PAGES = sorted(
 )
 FOLDERS = ("bench", "csrc", "examples", "python/diglot_cli", "tests", "tools", "triton_ops")
 PARTS = (
-    "backends", "define", "distributed", "graphs", "models", "ops", "pipeline", "reference", "tools",
+    "backends", "define", "distributed", "graphs", "models", "ops", "pipeline", "reference",
+    "tools",
 )  # fmt: skip
 LONGEST = 30
 BANNED = re.compile(
