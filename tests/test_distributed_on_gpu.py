@@ -149,7 +149,9 @@ def _run(rank: int, port: int, work: Callable[[int, str], None], backend: str) -
     dist.destroy_process_group()
 
 
+# Alone: where other processes use a GPU too, ranks wait for each other's time on it.
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 @pytest.mark.parametrize("work", WORKS)
 @pytest.mark.parametrize("backend", ["cuda", "triton"])

@@ -12,7 +12,8 @@ void bmm_forward(Planner& planner, const Operand& input, const Operand& mat2,
   plan_product(planner, with_precision(Product(input, mat2, {}, out), precision));
 }
 
-DIGLOT_LAUNCHER(bmm_forward,
-                "(Tensor input, Tensor mat2, str precision, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+DIGLOT_LAUNCHER(
+    bmm_forward,
+    "(Tensor input, Tensor mat2, str precision, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

@@ -65,8 +65,9 @@ DIGLOT_DEVICE uint4 shift_bytes(const uint4& first, const uint4& second, int ski
   return {words[0], words[1], words[2], words[3]};
 }
 
-// Loads 16 bytes if they exist, else returns `absent`. The L2 cache then keeps the bytes longer than
-// results. So results reach memory all along, which is faster with arrays larger than the cache.
+// Loads 16 bytes if they exist, else returns `absent`. The L2 cache then keeps the bytes longer
+// than results. So results reach memory all along, which is faster with arrays larger than the
+// cache.
 template <typename T>
 DIGLOT_DEVICE uint4 load_kept(const T* address, bool exists, uint4 absent) {
 #if defined(__CUDA_ARCH__)

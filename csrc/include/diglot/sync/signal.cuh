@@ -8,9 +8,9 @@
 //     ... = peers' staging[...]
 //
 // Each rank has a workspace that all ranks' GPUs can address. It begins with a SignalSpace, whose
-// words after its addresses are zero at first. All ranks launch the same kernels on it, with equal grids, in the
-// same order and one after the other. Every block of such a kernel constructs one Signals. All
-// blocks of a grid must run at once.
+// words after its addresses are zero at first. All ranks launch the same kernels on it, with equal
+// grids, in the same order and one after the other. Every block of such a kernel constructs one
+// Signals. All blocks of a grid must run at once.
 //
 // Epochs. Each launch has a number, its epoch, which is the same on all ranks. Nobody passes it:
 // each launch adds 2^16 in all to a counter in device memory. So a CUDA graph may replay it.
