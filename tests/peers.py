@@ -1,4 +1,4 @@
-"""Ranks without GPUs: their workspaces in shared memory of this machine.
+"""Ranks: their groups, and without GPUs their workspaces in shared memory of this machine.
 
 The CUDA kernels of all ranks run in one process, where the interpreter sees the races between them:
 a thread for each rank. Triton's interpreter has global state, so there each rank is a process.
@@ -6,9 +6,12 @@ a thread for each rank. Triton's interpreter has global state, so there each ran
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -149,3 +152,29 @@ def in_group(count: int, work: Callable[[int], Any]) -> list[Any]:
             return result
 
         return fork(count, run)
+
+
+def free_port() -> int:
+    """A port at which ranks of this machine can meet."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def group_of_gpus(rank: int, ranks: int, port: int) -> Iterator[torch.device]:
+    """Context manager: a group of NCCL with a GPU for each rank, without NVLink multicast."""
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "NCCL_NVLS_ENABLE": "0",
+    }
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    torch.distributed.init_process_group("nccl", rank=rank, world_size=ranks, device_id=device)
+    try:
+        yield device
+    finally:
+        torch.distributed.destroy_process_group()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
+from peers import free_port, group_of_gpus
 
 import diglot
 from diglot import distributed
@@ -136,17 +135,8 @@ WORKS = (reduce_random_tensors, replay_graphs, lose_a_peer, use_two_streams)
 
 
 def _run(rank: int, port: int, work: Callable[[int, str], None], backend: str) -> None:
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-        "NCCL_NVLS_ENABLE": "0",
-    }
-    torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank)
-    dist.init_process_group("nccl", rank=rank, world_size=2, device_id=device)
-    work(rank, backend)
-    dist.destroy_process_group()
+    with group_of_gpus(rank, 2, port):
+        work(rank, backend)
 
 
 # Alone: where other processes use a GPU too, ranks wait for each other's time on it.
@@ -156,7 +146,4 @@ def _run(rank: int, port: int, work: Callable[[int, str], None], backend: str) -
 @pytest.mark.parametrize("work", WORKS)
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_two_gpus(backend, work):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    torch.multiprocessing.spawn(_run, (port, work, backend), nprocs=2)
+    torch.multiprocessing.spawn(_run, (free_port(), work, backend), nprocs=2)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
-import socket
 import sys
 import types
 
 import pytest
 import torch
+from peers import free_port, group_of_gpus
 
 from diglot.backends import group_scratch as module
 from diglot.backends.plans import GROUP, GROUP_HEADER_BYTES, Scratch
@@ -127,17 +125,7 @@ def test_what_has_no_scratch_is_told_so(world):
 
 def _write_to_peers(rank, ranks, port):
     """Each rank writes its number to the place of its number in every rank's buffer."""
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-        "NCCL_NVLS_ENABLE": "0",
-    }
-    torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank)
-    torch.distributed.init_process_group("nccl", rank=rank, world_size=ranks, device_id=device)
-    with contextlib.ExitStack() as stack:
-        stack.callback(torch.distributed.destroy_process_group)
+    with group_of_gpus(rank, ranks, port) as device:
         name = torch.distributed.group.WORLD.group_name
         scratch = provide(Scratch(4096, 4096, GROUP, name), device)
         addresses = scratch[: 8 * ranks].view(torch.int64).tolist()
@@ -160,7 +148,5 @@ def _write_to_peers(rank, ranks, port):
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 def test_ranks_reach_each_others_scratch():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     torch.multiprocessing.spawn(_write_to_peers, (2, port), nprocs=2)

@@ -74,14 +74,19 @@ def test_signatures_say_their_defaults(name):
         assert parameter.annotation is not parameter.empty, parameter
 
 
+def write_programs(folder: Path) -> None:
+    """What a checker sees: the package, a right program and a wrong one."""
+    (folder / "site").mkdir()
+    (folder / "site/diglot").symlink_to(PACKAGE)
+    (folder / "right.py").write_text(USER)
+    (folder / "wrong.py").write_text(USER + "".join(WRONG.values()))
+
+
 @pytest.mark.slow
 def test_a_users_checker(tmp_path):
     """mypy, strict: it finds every error, and nothing in right code."""
     pytest.importorskip("mypy")
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site/diglot").symlink_to(PACKAGE)
-    (tmp_path / "right.py").write_text(USER)
-    (tmp_path / "wrong.py").write_text(USER + "".join(WRONG.values()))
+    write_programs(tmp_path)
     done = subprocess.run(
         [
             sys.executable,
@@ -107,10 +112,7 @@ def test_a_users_checker(tmp_path):
 def test_pyright_sees_types(tmp_path):
     """basedpyright is pyright with a Node.js of its own, which pip installs."""
     pytest.importorskip("basedpyright")
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site/diglot").symlink_to(PACKAGE)
-    (tmp_path / "right.py").write_text(USER)
-    (tmp_path / "wrong.py").write_text(USER + "".join(WRONG.values()))
+    write_programs(tmp_path)
     shown = "".join(f"reveal_type({expression})\n" for expression in SHOWN)
     (tmp_path / "shown.py").write_text(f"from torch import Tensor\n\nimport diglot\n\n{shown}")
     settings = {"extraPaths": ["site"], "include": ["*.py"], "typeCheckingMode": "standard"}

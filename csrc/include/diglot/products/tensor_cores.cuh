@@ -260,21 +260,14 @@ DIGLOT_DEVICE void produce_stages(typename Shape::Shared& shared, Mbarrier* full
   }
 }
 
-// Leaves a stage as TMA filled it.
-struct AsLoaded {
-  template <typename TileA, typename TileB>
-  DIGLOT_DEVICE void operator()(TileA, TileB, int, int) const {}
-};
-
 // sums = a consumer's rows of a tile of C. The products of a stage run while the next one's are
-// issued; then the stage before is free. `prepare(TileA{}, TileB{}, stage, step)` may change a full
-// stage before. on_issued() is called when the products of the last stage are issued.
-template <typename T, typename Shape, Major kMajorA, Major kMajorB, typename Prepare,
-          typename OnIssued>
+// issued; then the stage before is free. on_issued() is called when the products of the last stage
+// are issued.
+template <typename T, typename Shape, Major kMajorA, Major kMajorB, typename OnIssued>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
                                    Ring<Shape::kStages>& ring, typename Shape::Shared& shared,
                                    Mbarrier* full, Mbarrier* empty, int first_row, int steps,
-                                   const Prepare& prepare, int cluster, const OnIssued& on_issued) {
+                                   int cluster, const OnIssued& on_issued) {
   using TileA = typename Shape::template TileA<kMajorA>;
   using TileB = typename Shape::template TileB<kMajorB>;
   constexpr MmaType kType = kMmaType<T>;
@@ -287,7 +280,6 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
   }
   for (int step = 0; step < steps; ++step) {
     full[ring.stage].wait(ring.parity);
-    prepare(TileA{}, TileB{}, ring.stage, step);
     const uint32_t a = shared_address(shared.a[ring.stage]);
     const uint32_t b = shared_address(shared.b[ring.stage]);
     wgmma_fence();
@@ -313,20 +305,16 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
   if (steps > 0) release_stage(empty[previous], cluster);
 }
 
-struct Nothing {
-  DIGLOT_DEVICE void operator()() const {}
-};
-
 // The same for the operands' layout: one mainloop for each.
-template <typename T, typename Shape, typename Prepare = AsLoaded, typename OnIssued = Nothing>
+template <typename T, typename Shape, typename OnIssued>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
                                    Ring<Shape::kStages>& ring, typename Shape::Shared& shared,
                                    Mbarrier* full, Mbarrier* empty, int first_row, Major order_a,
-                                   Major order_b, int steps, const Prepare& prepare = {},
-                                   int cluster = 1, const OnIssued& on_issued = {}) {
+                                   Major order_b, int steps, int cluster,
+                                   const OnIssued& on_issued) {
   const auto multiply = [&](auto major_a, auto major_b) {
     multiply_stages<T, Shape, decltype(major_a)::value, decltype(major_b)::value>(
-        sums, ring, shared, full, empty, first_row, steps, prepare, cluster, on_issued);
+        sums, ring, shared, full, empty, first_row, steps, cluster, on_issued);
   };
   constexpr std::integral_constant<Major, Major::kK> kAlongK;
   constexpr std::integral_constant<Major, Major::kMn> kAlongMn;
@@ -434,7 +422,7 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
     float sums[Shape::kHalves][Shape::kSums];
     turns.await();
     multiply_stages<T, Shape>(sums, ring, shared, full, empty, tile_row, product.major_a,
-                              product.major_b, part.end - part.first, AsLoaded{}, cluster, [&] {
+                              product.major_b, part.end - part.first, cluster, [&] {
                                 if (index + clusters < count) turns.pass();
                               });
     const BatchPlace place = place_in_batch(product, tile.batch);
