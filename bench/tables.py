@@ -27,6 +27,7 @@ from diglot.bench.evidence import ROOT
 from diglot.bench.graph_tables import graphs_markdown
 from diglot.bench.harness import MODES, OURS
 from diglot.bench.markdown import NOTHING, by_gpu, pivot, put, table
+from diglot.bench.patched import patched_markdown
 from diglot.bench.reports import by_case, label, measured_on, no_time
 from diglot.bench.result_files import OF_OPS, committed
 from diglot.bench.stream_tables import stream_cases_markdown, stream_map_markdown
@@ -284,6 +285,7 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
     ),
     ("docs/graphs.md", "bench", "results/*/graphs.json", graphs_markdown),
     ("docs/l2.md", "bench", "results/*/l2.json", l2_markdown),
+    ("docs/models.md", "patched", "results/*/patched.json", patched_markdown),
     ("docs/pipeline.md", "cases", "results/*/stream_cases.json", stream_cases_markdown),
     ("docs/pipeline.md", "bench", "results/*/stream_map.json", stream_map_markdown),
 )
