@@ -77,7 +77,7 @@ def test_work_goes_to_the_current_stream(backend, of):
     side = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(side):
         # On another stream than this one, the op would read the values from before.
-        torch.cuda._sleep(200_000_000)
+        torch.cuda._sleep(1_000_000_000)  # half a second: the host may be late
         x.copy_(torch.randn_like(x))
         row.copy_(torch.randn_like(row))
     with torch.cuda.stream(side):
