@@ -22,7 +22,6 @@ from diglot.bench.reports import measured_on, write_report
 from diglot.tools import measure
 
 BACKENDS = ("cuda", "triton")
-COMPILED = "torch.compile"
 GB = 1e9
 # How far a patched model may be from float32, in units of how far PyTorch's model is.
 MOST_ERROR = 1.5
@@ -88,12 +87,12 @@ def error_of(logits: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def time_model(name: str) -> Iterator[Row]:
-    """The rows of a model: PyTorch's, ours in both languages, and PyTorch's compiled."""
+    """The rows of a model: PyTorch's, and ours in both languages."""
     made = MODELS[name]
     x = made.inputs()
     exact = infer(made.build().eval(), x)
     x = x.bfloat16() if x.is_floating_point() else x
-    models = {each: made.build().bfloat16() for each in ("torch", *BACKENDS, COMPILED)}
+    models = {each: made.build().bfloat16() for each in ("torch", *BACKENDS)}
     facts: dict[str, Row] = {}
     for provider, model in models.items():
         patched = diglot.patch(model, backend=provider) if provider in BACKENDS else None
@@ -104,12 +103,10 @@ def time_model(name: str) -> Iterator[Row]:
             least = facts["torch"]["error"]
             if not error <= MOST_ERROR * least:
                 raise AssertionError(f"{provider} is {error:.3g} off, PyTorch's model {least:.3g}")
-    # Modules and their compiled form share weights.
-    called: dict[str, Any] = models | {COMPILED: torch.compile(models[COMPILED])}
     for step, call in {"inference": infer, "training step": train}.items():
         for model in models.values():
             model.train(call is train)
-        functions = {each: functools.partial(call, model, x) for each, model in called.items()}
+        functions = {each: functools.partial(call, model, x) for each, model in models.items()}
         times = measure.interleaved(functions, budget_ms=600, cold=False)
         for provider, timing in times.items():
             figures = facts[provider] | timing.figures()
@@ -161,10 +158,10 @@ def patched_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
                     "×".join(map(str, first["batch"])),
                     first["workload"],
                     f"{base / 1e3:,.2f} ms, {group['torch']['peak_bytes'] / GB:.1f} GB",
-                    *(_speed(group.get(each), base) for each in (*BACKENDS, COMPILED)),
+                    *(_speed(group.get(each), base) for each in BACKENDS),
                 ]
             )
-        heads = ["model", "batch", "", "PyTorch", *BACKENDS, COMPILED]
+        heads = ["model", "batch", "", "PyTorch", *BACKENDS]
         lines += table(heads, cells)
         failed = [row for row in report["rows"] if "reason" in row]
         lines += [f"- {row['model']}: {row['reason']}" for row in failed]

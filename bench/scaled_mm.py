@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import diglot
-from diglot.bench import harness, products
+from diglot.bench import products
 from diglot.bench.harness import (
     Bar,
     Benchmark,
@@ -53,7 +53,7 @@ def _is_fast(case: Case) -> bool:
     return bool(case.options.get("fast", True))
 
 
-def _scales(case: Case, form: str) -> Tensors:
+def _scales(case: Case, form: str, device: torch.device) -> Tensors:
     """Those of A and B. All are equal, so that each form has the same right result."""
     m, n, k = case.shape
     steps, columns = math.ceil(k / BLOCK), math.ceil(n / BLOCK)
@@ -62,11 +62,11 @@ def _scales(case: Case, form: str) -> Tensors:
         ROW: ((m, 1), (1, n)),
         BLOCKS: ((m, steps), (steps, columns)),
     }
-    return tuple(torch.full(shape, SCALE, device=harness.DEVICE) for shape in shapes[form])
+    return tuple(torch.full(shape, SCALE, device=device) for shape in shapes[form])
 
 
 def _operands(case: Case, tensors: Tensors) -> Tensors:
-    return (*tensors, *_scales(case, _form(case)))
+    return (*tensors, *_scales(case, _form(case), tensors[0].device))
 
 
 def _expected(case: Case, tensors: Tensors) -> Expected:
@@ -151,7 +151,8 @@ def _other_way(way: str, backend: str, case: Case, tensors: Tensors) -> Call | N
     """The same product with one scale, fast sums and K-major operands, where the case has not."""
     if not DIFFERS[way](case):
         return None
-    (a, b), (of_a, of_b) = products.laid_out(K_MAJOR, *tensors), _scales(case, MATRIX)
+    a, b = products.laid_out(K_MAJOR, *tensors)
+    of_a, of_b = _scales(case, MATRIX, a.device)
     return lambda: diglot.scaled_mm(a, b, of_a, of_b, None, case.dtype, True, backend=backend)
 
 
@@ -164,7 +165,7 @@ def _torch(case: Case, tensors: Tensors) -> Call | None:
     """PyTorch's op, of scales that all its versions take alike, and of K-major operands alone."""
     if _form(case) == BLOCKS or _layout(case) != K_MAJOR:
         return None
-    (a, b), (of_a, of_b) = tensors, _scales(case, _form(case))
+    (a, b), (of_a, of_b) = tensors, _scales(case, _form(case), tensors[0].device)
     options = None, None, case.dtype, _is_fast(case)  # no bias, and no scale of the result
     return lambda: torch._scaled_mm(a, b, of_a, of_b, *options)
 

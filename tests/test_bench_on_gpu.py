@@ -94,6 +94,7 @@ def test_times_of_a_graph_agree(gelu):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         times = []
         for _ in range(20):
+            torch.cuda._sleep(2_000_000)  # a millisecond, in which the host enqueues the calls
             start.record()
             for _ in range(measure.GRAPH_CALLS):
                 gelu()

@@ -78,6 +78,7 @@ class TorchEngine(Engine):
             profile_memory=True,
             with_stack=frames,
             with_modules=True,
+            acc_events=True,  # or PyTorch 2.11 warns that it forgets those of earlier recordings
             # Without it the profiler's own `export_stacks` writes nothing.
             experimental_config=_ExperimentalConfig(verbose=True),
         )
