@@ -18,7 +18,7 @@ from diglot.bench.result_files import committed
 from diglot.tools.numbers import number
 from diglot.tools.table import Table
 
-RESULTS = "results/*/lessons.json"
+RESULTS = "results/*/lessons*.json"  # of products, in a file of their own
 NOT_YET = "Figures of an H200: not measured yet.\n"
 Reports = Sequence[Mapping[str, Any]]
 

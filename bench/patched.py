@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +41,8 @@ class Model:
         transformers = importlib.import_module("transformers")
         kind = getattr(transformers, self.kind)
         torch.manual_seed(0)
-        model: nn.Module = kind(kind.config_class(**self.settings)).to(DEVICE)
+        with torch.device(DEVICE):
+            model: nn.Module = kind(kind.config_class(**self.settings))
         return model
 
     def inputs(self) -> torch.Tensor:
@@ -90,9 +92,10 @@ def time_model(name: str) -> Iterator[Row]:
     """The rows of a model: PyTorch's, and ours in both languages."""
     made = MODELS[name]
     x = made.inputs()
-    exact = infer(made.build().eval(), x)
+    exact = infer(made.build().eval(), x)  # in float32
     x = x.bfloat16() if x.is_floating_point() else x
-    models = {each: made.build().bfloat16() for each in ("torch", *BACKENDS)}
+    model = made.build().bfloat16()
+    models = {each: copy.deepcopy(model) for each in ("torch", *BACKENDS)}
     facts: dict[str, Row] = {}
     for provider, model in models.items():
         patched = diglot.patch(model, backend=provider) if provider in BACKENDS else None
