@@ -80,10 +80,17 @@ CUDA = {
     "groups that nobody wrote": Fault(
         GROUPS, "if (number >= groups)", "if (number > groups)", "layer_norm", "test_uninitialized"
     ),
-    "a peeled row's gradients begin before it": Fault(
+    "a word's first element is another lane's": Fault(
         PART,
-        "if (start + i < 0) continue;",
-        "",
+        "lane == side - 1 ? before : bits, lane - 1",
+        "bits, lane - 1",
+        "layer_norm",
+        "test_norm_backward_shapes",
+    ),
+    "elements behind a row count": Fault(
+        PART,
+        "left < 0 ? 0 : left",
+        "16",
         "layer_norm",
         "test_norm_backward_shapes",
     ),
