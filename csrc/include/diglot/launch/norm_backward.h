@@ -2,6 +2,7 @@
 // Twin of triton_ops/launch/norm_backward.py.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <tuple>
 #include <utility>
@@ -73,6 +74,8 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
   for (const Operand* gradient : {operands.grad_weight, operands.grad_bias}) {
     if (gradient != nullptr) asked[fields++] = gradient;
   }
+  const bool are_sums_aligned =
+      std::all_of(asked, asked + fields, [](const Operand* each) { return each->is_aligned(); });
   if (fields > 0) {
     rows.groups = groups_of_rows<T>(planner, count, rows.n, rows.arrays);
   }
@@ -136,7 +139,8 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
                                : fit.rows.blocks > 1         ? kNames.in_cluster
                                : fit.rows.team <= kWarpLanes ? kNames.in_lanes
                                                              : kNames.in_block;
-        gives_results = is_one && fields > 0 && fit.rows.groups == 1;
+        gives_results =
+            is_one && fields > 0 && fit.rows.groups == 1 && (!Shape::kIsWide || are_sums_aligned);
         Address<char> mail;
         if (fit.rows.spans_grid) mail = need_mail<NormSums<Compute, kIsCentered>>(planner, fit);
         planner.add<kKernel>(fit.how, fit.rows, arrays_of(gives_results, mail));
