@@ -102,7 +102,8 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
   // Bytes of a warp.
   const int weights = kWeightParts * kWarpLanes * Shape::kPartBytes;
   const int lines = Shape::kIsWide ? 0 : std::max(kWarpLanes / rows.team, 1);
-  const int stage = rows.arrays * (kWarpLanes * Shape::kPartBytes + lines * kNormLineBytes);
+  rows.pitch = kWarpLanes * Shape::kAccesses + lines * kNormLineBytes / kAccessBytes;
+  const int stage = rows.arrays * rows.pitch * kAccessBytes;
   const int64_t each = (rows.count + rows.groups - 1) / rows.groups;
   if (each < least_stages) least_stages = static_cast<int>(each);
   const int most_warps = room / (weights + least_stages * stage);

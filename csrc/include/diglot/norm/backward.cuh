@@ -78,6 +78,15 @@ struct NormSumOrder {
   }
 };
 
+// A number from which the compiler computes others at each use. Otherwise it would keep them in
+// registers while a loop runs, and sums need all registers.
+DIGLOT_DEVICE int computed_anew(int number) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+r"(number));
+#endif
+  return number;
+}
+
 // The arrays of rows, in the order of their offsets.
 enum NormArray { kGradInput, kGradOutput, kInput, kGradSum, kStatistics, kNormArrays };
 
@@ -93,6 +102,7 @@ struct NormRows {
   int team;          // threads of a block that share a row: whole warps, or a power of two
   int stages;        // rows of a team that are in shared memory or on their way there
   int arrays;        // in each stage
+  int pitch;         // 16-byte accesses from a warp's array in a stage to its next
   int smem_fields;   // streaming rows: sums, of weight and bias, that are in shared memory
   bool accumulates;  // adds to the sums of an earlier launch
   NormSumOrder order;

@@ -81,7 +81,8 @@ class NormPart : public NormUnits<Shape, T> {
   // Returns the sums over the thread's part of a row. Adds the row to the sums of the thread's
   // columns.
   DIGLOT_DEVICE RowSums reduce(int64_t number, const Row& row, int stage) {
-    const Source inputs = source(number, stage, kInputs), grads = source(number, stage, kGrads);
+    const uint4* const from = staged(stage);
+    const Source inputs = source(number, from, kInputs), grads = source(number, from, kGrads);
     RowSums sums = RowSums::none();
     DIGLOT_UNROLL
     for (int u = 0; u < kUnits; ++u) {
@@ -108,8 +109,9 @@ class NormPart : public NormUnits<Shape, T> {
     if (kIsPair ? !__any_sync(kAllLanes, is_row) : !is_row) return;
     T* const output = as_it_is(arrays_.grad_input + rows_.offsets(row).array[kGradInput] + column_);
     const bool adds = is_row && arrays_.grad_sum != nullptr;
-    const Source inputs = source(row, stage, kInputs), grads = source(row, stage, kGrads);
-    const Source addends = adds ? source(row, stage, kAddends) : Source{};
+    const uint4* const from = staged(stage);
+    const Source inputs = source(row, from, kInputs), grads = source(row, from, kGrads);
+    const Source addends = adds ? source(row, from, kAddends) : Source{};
     // The row's elements in this warp, from the thread's first on.
     const int most = side() * kColumns - lane() * kUnit;
     const int columns = !is_row ? 0 : count_ < most ? count_ : most;
@@ -191,7 +193,7 @@ class NormPart : public NormUnits<Shape, T> {
   using typename Units::Bits, typename Units::Source;
   using Units::arrays_, Units::column_, Units::count_, Units::rows_, Units::stages_;
   using Units::computed, Units::element, Units::exists, Units::group, Units::lane, Units::read,
-      Units::shared, Units::side, Units::source, Units::store_pair;
+      Units::shared, Units::side, Units::source, Units::staged, Units::store_pair;
   using Units::kInputs, Units::kGrads, Units::kAddends, Units::kIsPair;
 
   // Sums, or weights, that are stored at once.

@@ -48,12 +48,14 @@ class NormUnits : public NormColumns<Shape, T> {
   DIGLOT_DEVICE void load_async(int64_t row, int stage) const {
     if (row >= rows_.count) return;
     const auto starts = rows_.offsets(row);
-    copy_part(staged(stage, kInputs), arrays_.input, starts, kInput);
-    copy_part(staged(stage, kGrads), arrays_.grad_output, starts, kGradOutput);
+    uint4* const to = staged(stage);
+    copy_part(to + kInputs * pitch(), arrays_.input, starts, kInput);
+    copy_part(to + kGrads * pitch(), arrays_.grad_output, starts, kGradOutput);
   }
   DIGLOT_DEVICE void load_addends_async(int64_t row, int stage) const {
     if (row >= rows_.count || arrays_.grad_sum == nullptr) return;
-    copy_part(staged(stage, kAddends), arrays_.grad_sum, rows_.offsets(row), kGradSum);
+    uint4* const to = staged(stage) + kAddends * pitch();
+    copy_part(to, arrays_.grad_sum, rows_.offsets(row), kGradSum);
   }
   DIGLOT_DEVICE void meet_lanes() const {
     if constexpr (!Shape::kIsWide) __syncwarp();
@@ -73,11 +75,9 @@ class NormUnits : public NormColumns<Shape, T> {
 
   // Accesses of the lanes that share a row, without the line that narrow units take besides.
   DIGLOT_DEVICE int side_accesses() const { return Shape::kAccesses * side(); }
-  DIGLOT_DEVICE int stage_accesses() const {
-    return kPart + (Shape::kIsWide ? 0 : kLine * (kWarpLanes / side()));
-  }
+  DIGLOT_DEVICE int pitch() const { return Shape::kIsWide ? kPart : rows_.pitch; }
   DIGLOT_DEVICE int warp_accesses() const {
-    return kWeightAccesses * kPart + rows_.stages * rows_.arrays * stage_accesses();
+    return kWeightAccesses * kPart + rows_.stages * rows_.arrays * pitch();
   }
   // Shared memory: for each warp its weights, and behind them the stages.
   DIGLOT_DEVICE static uint4* shared() {
@@ -87,8 +87,9 @@ class NormUnits : public NormColumns<Shape, T> {
   DIGLOT_DEVICE uint4* warp_memory() const {
     return shared() + static_cast<int>(threadIdx.x) / kWarpLanes * warp_accesses();
   }
-  DIGLOT_DEVICE uint4* staged(int stage, int array) const {
-    return stages_ + (stage * rows_.arrays + array) * stage_accesses();
+  // A stage. Its place is computed once, not at each access.
+  DIGLOT_DEVICE uint4* staged(int stage) const {
+    return stages_ + computed_anew(stage * rows_.arrays * pitch());
   }
 
   // The first element of the lanes that share a row.
@@ -149,8 +150,8 @@ class NormUnits : public NormColumns<Shape, T> {
     const char* address;
     int shift;
   };
-  DIGLOT_DEVICE Source source(int64_t row, int stage, int array) const {
-    const char* const from = reinterpret_cast<const char*>(staged(stage, array));
+  DIGLOT_DEVICE Source source(int64_t row, const uint4* stage, int array) const {
+    const char* const from = reinterpret_cast<const char*>(stage + array * pitch());
     if constexpr (Shape::kIsWide) return {from, 0};
     const auto starts = rows_.offsets(row);
     const T* const first = array == kInputs ? side_start(arrays_.input, starts.array[kInput])
