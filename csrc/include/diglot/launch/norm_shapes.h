@@ -16,7 +16,7 @@ struct NormBackwardShapes {
   using WideList = std::tuple<NormShape<kAccesses, true>...>;
   using Wide = std::conditional_t<
       sizeof(T) == 2, WideList<1, 2, 3, 4, 5, 6>,
-      std::conditional_t<sizeof(T) == 4, WideList<1, 4, 6, 8, 12>, WideList<1, 4>>>;
+      std::conditional_t<sizeof(T) == 4, WideList<1, 4, 6, 8, 11>, WideList<1, 4>>>;
   template <int... kAccesses>
   using NarrowList = std::tuple<NormShape<kAccesses, false>...>;
   using Narrow =

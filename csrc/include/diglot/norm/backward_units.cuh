@@ -73,7 +73,7 @@ class NormUnits : public NormColumns<Shape, T> {
   using Bits = std::conditional_t<Shape::kIsWide, uint4,
                                   std::conditional_t<kUnitBytes == 8, uint64_t, uint32_t>>;
 
-  // Accesses of the lanes that share a row, without the line that narrow units take besides.
+  // Accesses of the lanes that share a row, without the extra line of narrow units.
   DIGLOT_DEVICE int side_accesses() const { return Shape::kAccesses * side(); }
   DIGLOT_DEVICE int pitch() const { return Shape::kIsWide ? kPart : rows_.pitch; }
   DIGLOT_DEVICE int warp_accesses() const {
