@@ -15,6 +15,7 @@ pytestmark = [
 
 NORMS = "csrc/include/diglot/norm/"
 PART = NORMS + "backward_part.cuh"
+UNITS = NORMS + "backward_units.cuh"
 STREAMING = NORMS + "backward_streaming.cuh"
 GROUPS = NORMS + "group_sums.cuh"
 TEAM_SUM = NORMS + "team_sum.cuh"
@@ -81,14 +82,14 @@ CUDA = {
         GROUPS, "if (number >= groups)", "if (number > groups)", "layer_norm", "test_uninitialized"
     ),
     "a word's first element is another lane's": Fault(
-        PART,
+        UNITS,
         "lane == side - 1 ? before : bits, lane - 1",
         "bits, lane - 1",
         "layer_norm",
         "test_norm_backward_shapes",
     ),
     "elements behind a row count": Fault(
-        PART,
+        UNITS,
         "left < 0 ? 0 : left",
         "16",
         "layer_norm",
