@@ -2,8 +2,8 @@
 // the device and of the launch. The planner (norm_backward.h) takes the shape with the least time.
 //
 // The constants are cycles of an SM. They were fitted to the times of layer norm's plans at 17
-// shapes of bfloat16 on an H200 (configs/layer_norm/h200.json). Only one of these has rows that are
-// peeled, or accessed element by element.
+// shapes of bfloat16 on an H200 (configs/layer_norm/h200.json), with units of 16 bytes. What narrow
+// units add is an estimate from machine code.
 #pragma once
 
 #include <algorithm>
