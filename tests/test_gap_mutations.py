@@ -15,6 +15,7 @@ pytestmark = [
 
 NORMS = "csrc/include/diglot/norm/"
 PART = NORMS + "backward_part.cuh"
+UNITS = NORMS + "backward_units.cuh"
 STREAMING = NORMS + "backward_streaming.cuh"
 GROUPS = NORMS + "group_sums.cuh"
 TEAM_SUM = NORMS + "team_sum.cuh"
@@ -80,10 +81,17 @@ CUDA = {
     "groups that nobody wrote": Fault(
         GROUPS, "if (number >= groups)", "if (number > groups)", "layer_norm", "test_uninitialized"
     ),
-    "a peeled row's gradients begin before it": Fault(
-        PART,
-        "if (start + i < 0) continue;",
-        "",
+    "a word's first element is another lane's": Fault(
+        UNITS,
+        "lane == side - 1 ? before : bits, lane - 1",
+        "bits, lane - 1",
+        "layer_norm",
+        "test_norm_backward_shapes",
+    ),
+    "elements behind a row count": Fault(
+        UNITS,
+        "left < 0 ? 0 : left",
+        "16",
         "layer_norm",
         "test_norm_backward_shapes",
     ),

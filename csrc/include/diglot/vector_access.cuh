@@ -47,6 +47,15 @@ DIGLOT_DEVICE uint4 load_constant(const T* address) {
 #endif
 }
 
+// The word that begins `bits`, 0 to 31, behind the start of the first of two.
+DIGLOT_DEVICE uint32_t word_between(uint32_t first, uint32_t second, int bits) {
+#if defined(__CUDA_ARCH__)
+  return __funnelshift_r(first, second, static_cast<unsigned>(bits));
+#else
+  return static_cast<uint32_t>((uint64_t{second} << 32 | first) >> bits);
+#endif
+}
+
 // The 16 bytes that begin `skipped` bytes, a multiple of kUnit, after the start of the first 16.
 template <int kUnit>
 DIGLOT_DEVICE uint4 shift_bytes(const uint4& first, const uint4& second, int skipped) {
@@ -223,6 +232,28 @@ DIGLOT_DEVICE void copy_async(uint4* shared, const void* global,
                : "memory");
 #else
   *shared = *static_cast<const uint4*>(global);
+#endif
+}
+
+// The same for the first `bytes`, 0 to 16, and zeros behind them.
+DIGLOT_DEVICE void copy_async_part(uint4* shared, const void* global, int bytes,
+                                   [[maybe_unused]] Place place = Place::here()) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+                 "l"(__cvta_generic_to_global(global)), "r"(bytes)
+               : "memory");
+#else
+  for (int i = bytes; i < static_cast<int>(sizeof(*shared)); ++i) {
+    reinterpret_cast<char*>(shared)[i] = 0;
+  }
+  if (bytes == 0) return;
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::copy_async(shared, global, static_cast<std::size_t>(bytes), place);
+#else
+  memcpy(shared, global, static_cast<std::size_t>(bytes));
+#endif
 #endif
 }
 

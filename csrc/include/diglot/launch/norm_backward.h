@@ -2,6 +2,7 @@
 // Twin of triton_ops/launch/norm_backward.py.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <tuple>
 #include <utility>
@@ -67,20 +68,19 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
     is_wide &= views[a].is_aligned() && layout.has_multiples(a, kElements, 0);
   }
   const bool may_hold = n <= planner.tuned(Tunable::kNormBackwardLongestHeld);
-  const bool is_peeled = may_hold && !is_wide && are_peeled<T>(views, layout);
-  const NormSumOrder by_access = order_by_access<T>(n, is_peeled, views[0], layout);
-  const NormSumOrder by_column{by_access.pitch};
   // The requested derivatives that are sums over rows, weight first.
   const Operand* asked[2] = {};
   int fields = 0;
   for (const Operand* gradient : {operands.grad_weight, operands.grad_bias}) {
     if (gradient != nullptr) asked[fields++] = gradient;
   }
+  const bool are_sums_aligned =
+      std::all_of(asked, asked + fields, [](const Operand* each) { return each->is_aligned(); });
   if (fields > 0) {
     rows.groups = groups_of_rows<T>(planner, count, rows.n, rows.arrays);
-    rows.groups = groups_alike(by_access, rows.groups, count);
   }
-  const int64_t field = rows.groups * by_access.pitch;
+  rows.order = order_of_sums<T>(n, false);
+  const int64_t field = rows.groups * rows.order.pitch;
   // Where the groups' sums are until the second launch.
   const auto need_sums = [&] {
     return planner.need({fields * field * static_cast<int64_t>(sizeof(Compute))})
@@ -97,7 +97,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
       if (operands.grad_weight != nullptr) weight_sums = sums;
       if (operands.grad_bias != nullptr) bias_sums = sums + (fields - 1) * field;
     }
-    return [=, result_dtype = fields > 0 ? asked[0]->dtype : operands.grad_input.dtype,
+    return [=, is_result_wide = fields > 0 && asked[0]->dtype != operands.grad_input.dtype,
             barrier = mail.template as<uint32_t>(), states = mail + kBarrierBytes,
             grad_output = operands.grad_output.as<const T>(), input = operands.input.as<const T>(),
             grad_sum = address_of<const T>(operands.grad_sum),
@@ -110,14 +110,13 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
       result.weight = weight(now), result.is_weight_wide = is_weight_wide;
       result.weight_sums = weight_sums(now), result.bias_sums = bias_sums(now);
       result.results[0] = weight_result(now), result.results[1] = bias_result(now);
-      result.result_dtype = result_dtype;
+      result.is_result_wide = is_result_wide;
       result.barrier = barrier(now), result.mail = states(now);
       result.grad_input = grad_input(now);
       return result;
     };
   };
 
-  rows.order = by_column;
   const bool is_invariant = planner.tuned(Tunable::kRowsPlannedRows) > 0;
   bool gives_results = false;
   if (count > 0) {
@@ -140,7 +139,8 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
                                : fit.rows.blocks > 1         ? kNames.in_cluster
                                : fit.rows.team <= kWarpLanes ? kNames.in_lanes
                                                              : kNames.in_block;
-        gives_results = is_one && fields > 0 && fit.rows.groups == 1;
+        gives_results =
+            is_one && fields > 0 && fit.rows.groups == 1 && (!Shape::kIsWide || are_sums_aligned);
         Address<char> mail;
         if (fit.rows.spans_grid) mail = need_mail<NormSums<Compute, kIsCentered>>(planner, fit);
         planner.add<kKernel>(fit.how, fit.rows, arrays_of(gives_results, mail));
@@ -155,13 +155,12 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         const auto look = [&](auto shape, int groups, int blocks, bool spans_grid, double unsure) {
           using Shape = decltype(shape);
           NormRows wanted = rows;
-          wanted.order = Shape::kIsWide ? by_access : by_column;
+          wanted.order = order_of_sums<T>(n, Shape::kIsWide);
           wanted.groups = groups, wanted.spans_grid = spans_grid;
           const auto fit = share_out_norm<Shape, T>(planner, wanted, blocks, least_stages);
           wanted.count = planned_rows(planner, rows.count);
           if (fields > 0 && wanted.count != rows.count) {
-            const int planned = groups_of_rows<T>(planner, wanted.count, n, rows.arrays);
-            wanted.groups = groups_alike(by_access, planned, wanted.count);
+            wanted.groups = groups_of_rows<T>(planner, wanted.count, n, rows.arrays);
           }
           const auto judged = share_out_norm<Shape, T>(planner, wanted, blocks, least_stages);
           if (!fit.has_value() || !judged.has_value()) return;
@@ -209,14 +208,8 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
           if (is_wanted && attempt_streaming(shape, blocks)) return;
         }
       };
-      const auto attempt_all = [&] {
-        const typename Shapes::Narrow narrow;
-        if (is_wide && attempt_held(typename Shapes::Wide{})) return true;
-        return is_peeled ? attempt_held(std::tuple_cat(typename Shapes::Peeled{}, narrow))
-                         : attempt_held(narrow);
-      };
-      const bool is_held = may_hold && attempt_all();
-      if (!is_held) rows.order = by_column;
+      const bool is_held = may_hold && ((is_wide && attempt_held(typename Shapes::Wide{})) ||
+                                        attempt_held(typename Shapes::Narrow{}));
       const bool are_weights_wide = operands.weight == nullptr || operands.weight->is_aligned();
       if (!is_held && is_wide && are_weights_wide) {
         stream(typename Shapes::template Streaming<true>{});
@@ -232,24 +225,15 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
     return NormSumOutputs{{first(now), second(now)}};
   };
   const int groups = count == 0 ? 0 : rows.groups;
-  const auto sum = [&](auto elements) {
-    constexpr int kTaken = decltype(elements)::value;
-    const int64_t accesses = rows.n / kTaken;
-    // A block is as deep as there are groups to read, but at least a line of memory wide.
-    auto side = static_cast<int>(planner.tuned(Tunable::kNormBackwardSumSide));
-    while (side < kNormSumThreads && kNormSumThreads / side * kNormSumLoads > 2 * groups) side *= 2;
-    Launch how{dim3(blocks_for(accesses, side), static_cast<unsigned>(fields)), kNormSumThreads};
-    how.uses_pdl = true;
-    planner.add<Kernels::template sum<kTaken>()>(how, rows.n, groups, side, rows.order, need_sums(),
-                                                 outputs, asked[0]->dtype);
-  };
-  constexpr int kVector = kAccessBytes / static_cast<int>(sizeof(Compute));
-  // Whole accesses would take the places behind a peeled row's end for columns.
-  if (rows.n % kVector == 0 && rows.order.pitch == rows.n && !rows.order.skips()) {
-    sum(std::integral_constant<int, kVector>{});
-  } else {
-    sum(std::integral_constant<int, 1>{});
-  }
+  constexpr int kTaken = kAccessBytes / static_cast<int>(sizeof(Compute));
+  const int64_t accesses = rows.order.pitch / kTaken;
+  // A block is as deep as there are groups to read, but at least a line of memory wide.
+  auto side = static_cast<int>(planner.tuned(Tunable::kNormBackwardSumSide));
+  while (side < kNormSumThreads && kNormSumThreads / side * kNormSumLoads > 2 * groups) side *= 2;
+  Launch how{dim3(blocks_for(accesses, side), static_cast<unsigned>(fields)), kNormSumThreads};
+  how.uses_pdl = true;
+  planner.add<Kernels::template sum<kTaken>()>(how, rows.n, groups, side, rows.order, need_sums(),
+                                               outputs, asked[0]->dtype);
 }
 
 }  // namespace diglot

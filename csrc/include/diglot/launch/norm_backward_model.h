@@ -2,8 +2,8 @@
 // the device and of the launch. The planner (norm_backward.h) takes the shape with the least time.
 //
 // The constants are cycles of an SM. They were fitted to the times of layer norm's plans at 17
-// shapes of bfloat16 on an H200 (configs/layer_norm/h200.json). Only one of these has rows that are
-// peeled, or accessed element by element.
+// shapes of bfloat16 on an H200 (configs/layer_norm/h200.json), with units of 16 bytes. What narrow
+// units add is an estimate from machine code.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ constexpr int kNormOtherBytes = 2 * 1024 + 64;
 // What the model asks of a launch.
 struct NormWork {
   int columns;                // of a row, that a thread holds
-  bool is_wide, is_peeled;    // of its accesses
+  bool is_wide;               // of its units
   int64_t rounds;             // rows of a team, one after the other
   int64_t blocks;             // of the launch
   int cluster_blocks, warps;  // of a cluster; of a block
@@ -55,7 +55,7 @@ inline int64_t predict_cycles(int multiprocessors, int shared_bytes, const NormW
   const int64_t beside = quotient(work.blocks, used * waves);
   // Instructions of a warp for a row. An SM issues those of all its warps; a warp's own wait for
   // each other.
-  const int64_t column = 12 + (work.is_peeled ? 14 : work.is_wide ? 0 : 16);
+  const int64_t column = 12 + (work.is_wide ? 0 : 8);
   const int64_t issued = 24 + column * work.columns;
   const int64_t busy = std::max(beside * work.warps * issued / kSchedulers, 7 * issued / 2);
   // Then a team waits for its sums, and a cluster for other blocks.

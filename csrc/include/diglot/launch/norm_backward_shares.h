@@ -25,62 +25,24 @@ inline Numbers order_of(const NormRows& rows) {
       {"groups", rows.groups}, {"blocks", rows.blocks}, {"share", rows.share}, {"team", rows.team}};
 }
 
-// Elements of a row, wherever it begins between multiples of 16 bytes.
-template <typename Shape, typename T>
-int64_t reach_of(const NormRows& rows) {
-  return rows.n + (Shape::kIsPeeled ? Shape::template kElements<T> - 1 : 0);
-}
 // Elements of a row in each of its blocks: whole accesses.
 template <typename Shape, typename T>
 int64_t share_of_block(const NormRows& rows) {
   constexpr int kElements = Shape::template kElements<T>;
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  return quotient(quotient(reach_of<Shape, T>(rows), rows.blocks), kElements) * kElements;
+  return quotient(quotient(rows.n, rows.blocks), kElements) * kElements;
 }
 // Blocks that have a share of a row.
-template <typename Shape, typename T>
-int blocks_of_shares(const NormRows& rows) {
-  return static_cast<int>((reach_of<Shape, T>(rows) + rows.share - 1) / rows.share);
+inline int blocks_of_shares(const NormRows& rows) {
+  return static_cast<int>((rows.n + rows.share - 1) / rows.share);
 }
 
-// Whether rows can be peeled. In all arrays a row must start equally far from a multiple of 16
-// bytes. An access that reaches beyond a row must end in a neighbouring row.
+// The order of a group's sums, in whole accesses: of wide units, or of others.
 template <typename T>
-bool are_peeled(const Operand (&views)[kNormArrays], const Layout<kNormArrays>& layout) {
-  constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
-  for (int a = 0; a < kStatistics; ++a) {
-    if (views[a].remainder != views[0].remainder || !views[a].is_aligned(sizeof(T))) return false;
-    if (layout.rank == 0) continue;
-    const int64_t step = layout.strides[0][a];
-    if (step < kElements || (step - layout.strides[0][0]) % kElements != 0) return false;
-  }
-  return layout.rank <= 1;
-}
-
-template <typename T>
-NormSumOrder order_by_access(int64_t n, bool is_peeled, const Operand& view,
-                             const Layout<kNormArrays>& layout) {
-  constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
+NormSumOrder order_of_sums(int64_t n, bool is_wide) {
   constexpr int kSums = kAccessBytes / static_cast<int>(sizeof(compute_t<T>));
-  NormSumOrder order{n};
-  while (1 << order.access_bits < kElements) ++order.access_bits;
-  while (1 << order.plane_bits < kSums) ++order.plane_bits;
-  if (!is_peeled) return order;
-  order.pitch = (n + 2 * kElements - 2) / kElements * kElements;
-  order.first_skipped = static_cast<int>(view.remainder / sizeof(T));
-  if (layout.rank > 0) order.skipped_step = static_cast<int>(layout.strides[0][0] % kElements);
-  return order;
-}
-
-// The distance in rows to the next that begins alike. Rows of a group are a multiple of it apart.
-inline int period_of(const NormSumOrder& order) {
-  int period = 1;
-  while (((period * order.skipped_step) & ((1 << order.access_bits) - 1)) != 0) ++period;
-  return period;
-}
-inline int groups_alike(const NormSumOrder& order, int64_t groups, int64_t count) {
-  const int period = period_of(order);
-  return static_cast<int>(groups < count && groups > period ? groups / period * period : groups);
+  constexpr int kPlanes = static_cast<int>(sizeof(compute_t<T>) / sizeof(T));
+  return {(n + kSums - 1) / kSums * kSums, is_wide ? kPlanes : 1};
 }
 
 // Without sums: as many groups as can be resident. A block, or a cluster, walks each.
@@ -90,7 +52,7 @@ inline void count_groups(Planner& planner, NormRows& rows) {
       planner.tuned(rows.blocks <= 2 ? Tunable::kNormBackwardGroupsWithoutSums
                                      : Tunable::kNormBackwardClusteredGroupsWithoutSums);
   const int64_t groups = std::max<int64_t>(blocks / rows.blocks, 1);
-  rows.groups = groups_alike(rows.order, std::min(groups, rows.count), rows.count);
+  rows.groups = static_cast<int>(std::min(groups, rows.count));
 }
 
 inline Launch launch_of_groups(const NormRows& rows, int threads) {
@@ -118,16 +80,12 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
   rows.blocks = blocks;
   rows.share = share_of_block<Shape, T>(rows);
   if (rows.share > kMost) return {};
-  constexpr int kLineBytes = 128;  // of memory
-  if (rows.spans_grid && rows.share * static_cast<int64_t>(sizeof(T)) < kLineBytes) return {};
-  if (rows.spans_grid) rows.blocks = blocks = blocks_of_shares<Shape, T>(rows);
+  if (rows.spans_grid && rows.share * static_cast<int64_t>(sizeof(T)) < kNormLineBytes) return {};
+  if (rows.spans_grid) rows.blocks = blocks = blocks_of_shares(rows);
   count_groups(planner, rows);
-  if (rows.groups < rows.count && rows.groups % period_of(rows.order) != 0) return {};
   rows.team = kWarpLanes * static_cast<int>((rows.share + kWarpColumns - 1) / kWarpColumns);
-  // Only a team of a block without a cluster, with one access per thread or single elements, is
-  // below a warp.
-  constexpr bool kHasLanes = Shape::kAccesses == 1 || !Shape::kIsWide;
-  while (kHasLanes && !rows.spans_cluster() && rows.team <= kWarpLanes &&
+  // Only a team of a block without a cluster is below a warp.
+  while (Shape::kHasLanes && !rows.spans_cluster() && rows.team <= kWarpLanes &&
          rows.team / 2 * kColumns >= rows.share) {
     rows.team /= 2;
   }
@@ -140,27 +98,31 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
   const int multiprocessors = is_invariant ? 132 : std::max(planner.device.multiprocessors(), 1);
   const int beside =
       std::clamp(rows.groups * blocks / multiprocessors, 1, kNormResidentThreads / most_threads);
-  const int room = (planner.device.shared_bytes() / beside - kNormOtherBytes) / Shape::kPartBytes;
+  const int room = planner.device.shared_bytes() / beside - kNormOtherBytes;
+  // Bytes of a warp.
+  const int weights = kWeightParts * kWarpLanes * Shape::kPartBytes;
+  const int lines = Shape::kIsWide ? 0 : std::max(kWarpLanes / rows.team, 1);
+  rows.pitch = kWarpLanes * Shape::kAccesses + lines * kNormLineBytes / kAccessBytes;
+  const int stage = rows.arrays * rows.pitch * kAccessBytes;
   const int64_t each = (rows.count + rows.groups - 1) / rows.groups;
   if (each < least_stages) least_stages = static_cast<int>(each);
-  const int threads = std::min(most_threads, room / (kWeightParts + least_stages * rows.arrays));
+  const int most_warps = room / (weights + least_stages * stage);
+  const int threads = std::min(most_threads, most_warps * kWarpLanes);
   const auto teams =
       static_cast<int>(std::min<int64_t>(threads / rows.team, rows.spans_cluster() ? 1 : each));
   if (teams < 1) return {};
   const int warps = (teams * rows.team + kWarpLanes - 1) / kWarpLanes;
   NormFit fit{rows, launch_of_groups(rows, warps * kWarpLanes)};
   const auto stages = static_cast<int>(planner.tuned(Tunable::kNormBackwardStages));
-  fit.rows.stages = std::min((room / (warps * kWarpLanes) - kWeightParts) / rows.arrays, stages);
+  fit.rows.stages = std::min((room / warps - weights) / stage, stages);
   if (fit.rows.stages < least_stages) return {};
-  const int parts = kWeightParts + fit.rows.stages * rows.arrays;
-  fit.how.shared_bytes = static_cast<std::size_t>(parts * warps * kWarpLanes * Shape::kPartBytes);
+  fit.how.shared_bytes = static_cast<std::size_t>(warps * (weights + fit.rows.stages * stage));
   const int64_t at_once = warps * kWarpLanes / rows.team;
   const int64_t bytes = (rows.arrays + 1) * rows.count * rows.n * static_cast<int64_t>(sizeof(T));
-  fit.cost =
-      predict_cycles(multiprocessors, planner.device.shared_bytes(),
-                     {kColumns, Shape::kIsWide, Shape::kIsPeeled, (each + at_once - 1) / at_once,
-                      int64_t{rows.groups} * blocks, rows.spans_grid ? 1 : blocks, warps,
-                      rows.spans_grid, static_cast<int64_t>(fit.how.shared_bytes), bytes});
+  fit.cost = predict_cycles(multiprocessors, planner.device.shared_bytes(),
+                            {kColumns, Shape::kIsWide, (each + at_once - 1) / at_once,
+                             int64_t{rows.groups} * blocks, rows.spans_grid ? 1 : blocks, warps,
+                             rows.spans_grid, static_cast<int64_t>(fit.how.shared_bytes), bytes});
   return fit;
 }
 

@@ -9,22 +9,19 @@
 
 namespace diglot {
 
-// Compiled shapes. Wide and Peeled have accesses of 16 bytes. Streaming reads rows twice.
+// Compiled shapes. Wide has units of 16 bytes, Narrow of a word. Streaming reads rows twice.
 template <typename T>
 struct NormBackwardShapes {
   template <int... kAccesses>
   using WideList = std::tuple<NormShape<kAccesses, true>...>;
   using Wide = std::conditional_t<
       sizeof(T) == 2, WideList<1, 2, 3, 4, 5, 6>,
-      std::conditional_t<sizeof(T) == 4, WideList<1, 4, 6, 8, 12>, WideList<1, 4>>>;
-  template <int... kAccesses>
-  using PeeledList = std::tuple<PeeledNormShape<kAccesses>...>;
-  using Peeled = std::conditional_t<sizeof(T) == 2, PeeledList<1, 2, 4>, PeeledList<1, 4>>;
+      std::conditional_t<sizeof(T) == 4, WideList<1, 4, 6, 8, 11>, WideList<1, 4>>>;
   template <int... kAccesses>
   using NarrowList = std::tuple<NormShape<kAccesses, false>...>;
   using Narrow =
-      std::conditional_t<sizeof(T) == 2, NarrowList<2, 3>,
-                         std::conditional_t<sizeof(T) == 4, NarrowList<2, 6>, NarrowList<2>>>;
+      std::conditional_t<sizeof(T) == 2, NarrowList<1, 2, 4, 6>,
+                         std::conditional_t<sizeof(T) == 4, NarrowList<1, 4, 6>, NarrowList<1, 4>>>;
   template <bool kIsWide>
   using Streaming = NormShape<(sizeof(T) == 2 ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide>;
 };
@@ -38,11 +35,7 @@ struct NormVariantNames {
 };
 template <typename Shape>
 constexpr NormVariantNames kNormVariantNames =
-    Shape::kIsPeeled ? NormVariantNames{"rows in lanes, peeled accesses",
-                                        "a row in shared memory, peeled accesses",
-                                        "a row across a cluster, peeled accesses",
-                                        "a row across the grid, peeled accesses", ""}
-    : Shape::kIsWide
+    Shape::kIsWide
         ? NormVariantNames{"rows in lanes, 16-byte accesses",
                            "a row in shared memory, 16-byte accesses",
                            "a row across a cluster, 16-byte accesses",

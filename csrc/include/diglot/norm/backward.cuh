@@ -28,27 +28,29 @@ namespace diglot {
 // Threads of a block, at most. One block runs per SM, because sums take many registers.
 constexpr int kNormThreads = 512;
 
-// The compile-time shape of a kernel. A thread has kAccesses accesses to a row, by 16 bytes if
-// kIsWide, else element by element. Neighbouring lanes access neighbours. A wide warp has all of
-// its accesses side by side; element by element, a team has.
+// The compile-time shape of a kernel. A thread has kAccesses times 16 bytes of a row, in units of
+// neighbouring elements: 16 bytes if kIsWide, else a word. Neighbouring lanes have neighbouring
+// units, and a warp has all of its units side by side. Rows of narrow units may start anywhere.
 template <int kAccesses_, bool kIsWide_>
 struct NormShape {
   static constexpr int kAccesses = kAccesses_;
   static constexpr bool kIsWide = kIsWide_;
-  static constexpr bool kIsPeeled = false;
   template <typename T>
   static constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
   template <typename T>
   static constexpr int kColumns = kAccesses * kElements<T>;    // of a thread
   static constexpr int kPartBytes = kAccesses * kAccessBytes;  // of a thread, for one array
+  template <typename T>
+  static constexpr int kUnitBytes = kIsWide         ? kAccessBytes
+                                    : sizeof(T) < 4 ? 4
+                                                    : static_cast<int>(sizeof(T));
+  // Whether less than a warp may share a row.
+  static constexpr bool kHasLanes = kAccesses == 1;
 };
 
-// The same for rows that begin or end between multiples of 16 bytes, alike in all arrays. The
-// accesses at a row's two ends are partial: they have elements outside the row.
-template <int kAccesses>
-struct PeeledNormShape : NormShape<kAccesses, true> {
-  static constexpr bool kIsPeeled = true;
-};
+// Rows of narrow units lie in shared memory as far from a line's start as in global memory. So a
+// warp's part takes a line more. A copy that crosses lines otherwise would read the L2 cache twice.
+constexpr int kNormLineBytes = 128;
 
 // Threads of a block that holds rows: few enough that each has registers for a row and its sums.
 constexpr int kNormResidentThreads = 384;
@@ -56,39 +58,34 @@ constexpr int kNormResidentThreads = 384;
 // Stores an access to shared or global memory. `store_vector` is for global memory alone.
 template <typename U, typename Access>
 DIGLOT_DEVICE void store_anywhere(U* address, const Access& values) {
-  using Bits = std::conditional_t<sizeof(values) == sizeof(uint4), uint4, U>;
+  using Bits = std::conditional_t<sizeof(values) == sizeof(uint4), uint4, Access>;
   Bits bits;
   memcpy(&bits, &values, sizeof(values));
   *reinterpret_cast<Bits*>(address) = bits;
 }
 
-// Where the sums of a group of rows are kept. An access of the input has `1 << access_bits`
-// columns. Their sums are several accesses, each in its own plane, so that neighbouring lanes write
-// neighbours. Peeled rows of a group all have the same number of absent columns before their first.
+// Where the sums of a group of rows are kept. The sums of a unit's columns are one or two accesses,
+// each in its own plane, so that neighbouring lanes write neighbours.
 struct NormSumOrder {
-  int64_t pitch;  // columns of a group
-  int access_bits = 0, plane_bits = 0;
-  int first_skipped = 0, skipped_step = 0;  // absent columns: of group 0, and more for each later
+  int64_t pitch;   // columns of a group
+  int planes = 1;  // or 2
 
-  DIGLOT_HOST_DEVICE bool skips() const { return first_skipped != 0 || skipped_step != 0; }
-  DIGLOT_HOST_DEVICE int skipped(int group) const {
-    return (first_skipped + group * skipped_step) & ((1 << access_bits) - 1);
-  }
-  // Where the sum of a column is. Columns count from the first absent one.
-  DIGLOT_DEVICE int64_t place(int64_t column) const {
-    const int rest = static_cast<int>(column & ((1 << access_bits) - 1));
-    const int64_t access = column >> access_bits;
-    const int64_t plane = (pitch >> access_bits) << plane_bits;
-    return (rest >> plane_bits) * plane + (access << plane_bits) + (rest & ((1 << plane_bits) - 1));
-  }
-  // The column whose sum is at a place.
-  DIGLOT_DEVICE int64_t column(int64_t place) const {
-    const int64_t plane = (pitch >> access_bits) << plane_bits;
-    const int64_t number = place / plane, in_plane = place - number * plane;
-    return ((in_plane >> plane_bits) << access_bits) + (number << plane_bits) +
-           (in_plane & ((1 << plane_bits) - 1));
+  DIGLOT_HOST_DEVICE int64_t plane() const { return planes == 1 ? pitch : pitch / 2; }
+  // The column whose sum is at the place where an access of `size` sums begins.
+  DIGLOT_DEVICE int64_t column(int64_t place, int size) const {
+    const bool is_second = place >= plane();
+    return is_second ? 2 * (place - plane()) + size : place * planes;
   }
 };
+
+// A number from which the compiler computes others at each use. Otherwise it would keep them in
+// registers while a loop runs, and sums need all registers.
+DIGLOT_DEVICE int computed_anew(int number) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+r"(number));
+#endif
+  return number;
+}
 
 // The arrays of rows, in the order of their offsets.
 enum NormArray { kGradInput, kGradOutput, kInput, kGradSum, kStatistics, kNormArrays };
@@ -105,6 +102,7 @@ struct NormRows {
   int team;          // threads of a block that share a row: whole warps, or a power of two
   int stages;        // rows of a team that are in shared memory or on their way there
   int arrays;        // in each stage
+  int pitch;         // 16-byte accesses from a warp's array in a stage to its next
   int smem_fields;   // streaming rows: sums, of weight and bias, that are in shared memory
   bool accumulates;  // adds to the sums of an earlier launch
   NormSumOrder order;
@@ -138,9 +136,9 @@ struct NormGradients {
   Compute* weight_sums;  // of the groups, one after the other; or null
   Compute* bias_sums;    // likewise
   void* results[2];      // the gradients of weight and bias, if one group has all rows; or null
-  DType result_dtype;
-  uint32_t* barrier;  // of the grid, if all its blocks share every row,
-  void* mail;         // and what they send each other
+  bool is_result_wide;   // they have the type Compute, not T
+  uint32_t* barrier;     // of the grid, if all its blocks share every row,
+  void* mail;            // and what they send each other
   T* grad_input;
 
   DIGLOT_DEVICE bool has_results() const { return results[0] != nullptr || results[1] != nullptr; }

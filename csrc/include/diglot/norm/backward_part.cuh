@@ -1,73 +1,43 @@
-// A thread's part of resident rows, for norms' derivatives: stages, sums and stores.
+// A thread's part of resident rows, for norms' derivatives: weights, sums and results.
 #pragma once
 
-#include "diglot/norm/backward_columns.cuh"
+#include "diglot/norm/backward_units.cuh"
 #include "diglot/reduce/warp_block.cuh"
 
 namespace diglot {
 
-// A thread's part of the rows of its group. Rows arrive in stages of shared memory. A thread reads
-// only what it copied itself. If registers suffice, they hold a row from its sums to its
-// derivatives, so that the stage is free for a later row sooner.
+// A thread's part of the rows of its group. If registers suffice, they hold a row from its sums to
+// its derivatives, so that the stage is free for a later row sooner.
 template <typename Shape, typename T, bool kIsCentered>
-class NormPart : public NormColumns<Shape, T> {
+class NormPart : public NormUnits<Shape, T> {
  public:
-  using Columns = NormColumns<Shape, T>;
-  using Columns::kAccesses, Columns::kColumns, Columns::kElements;
-  using Compute = compute_t<T>;
+  using Units = NormUnits<Shape, T>;
+  using typename Units::Compute;
+  using Units::kColumns, Units::kUnit, Units::kUnits;
   using Row = NormRow<Compute, kIsCentered>;
   using RowSums = NormSums<Compute, kIsCentered>;
-  // 16-byte accesses for the weights of one access to the input: weights have the type of the
-  // computation.
-  static constexpr int kWeightAccesses = sizeof(Compute) / sizeof(T);
   // Registers for the sums of a thread's columns, and for a row of its input and gradient.
   static constexpr int kSumRegisters =
       (kIsCentered ? 2 : 1) * kColumns * static_cast<int>(sizeof(Compute) / sizeof(float));
   static constexpr int kRowRegisters = 2 * Shape::kPartBytes / static_cast<int>(sizeof(float));
-  static constexpr int kMostRegisters = Shape::kIsPeeled ? 80 : Shape::kIsWide ? 112 : 64;
+  static constexpr int kMostRegisters = Shape::kIsWide ? 112 : 96;
   static constexpr bool kHolds = kSumRegisters + kRowRegisters <= kMostRegisters;
-  // The arrays of a stage, one after the other.
-  enum { kInputs, kGrads, kAddends, kReadArrays };
 
   DIGLOT_DEVICE NormPart(const NormRows& rows, const NormGradients<T>& arrays)
-      : Columns(rows), arrays_(arrays) {
-    const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
-    // A warp's weights and stages are contiguous, so a thread finds all of its accesses from the
-    // first.
-    weights_ = shared() + warp * warp_accesses() + static_cast<int>(threadIdx.x) % kWarpLanes;
-    stages_ = weights_ + kWeightAccesses * kPart;
+      : Units(rows, arrays) {
+    // A warp's weights are contiguous, so a thread finds all of its own from the first. Those of
+    // wide units lie at a constant distance from the stages, which saves registers.
+    if constexpr (Shape::kIsWide) {
+      weights_ = reinterpret_cast<WeightPart*>(stages_ - Units::kWeightAccesses * Units::kPart);
+    } else {
+      weights_ = reinterpret_cast<WeightPart*>(this->warp_memory()) +
+                 static_cast<int>(threadIdx.x) % kWarpLanes;
+    }
   }
 
   DIGLOT_DEVICE Row statistics(int64_t row) const {
     if (row >= rows_.count) return {};
     return Row::load(arrays_, rows_.offsets(row).array[kStatistics]);
-  }
-
-  // Zeros where no copy will write.
-  DIGLOT_DEVICE void clear() const {
-    DIGLOT_UNROLL
-    for (int a = 0; a < kAccesses; ++a) {
-      if (exists(a, 0)) continue;
-      for (int array = 0; array < rows_.stages * rows_.arrays; ++array) {
-        stages_[array * kPart + a * kWarpLanes] = uint4{};
-      }
-    }
-  }
-
-  // Begins to copy the thread's part of a row to a stage: first the inputs of its sums, then in
-  // load_addends_async the rest that its derivatives need. The copies have arrived when
-  // wait_for_copies_before returns.
-  DIGLOT_DEVICE void load_async(int64_t row, int stage) const {
-    if (row >= rows_.count) return;
-    const auto starts = rows_.offsets(row);
-    uint4* const to = staged(stage);
-    copy_part(to + kInputs * kPart, row, arrays_.input + starts.array[kInput]);
-    copy_part(to + kGrads * kPart, row, arrays_.grad_output + starts.array[kGradOutput]);
-  }
-  DIGLOT_DEVICE void load_addends_async(int64_t row, int stage) const {
-    if (row >= rows_.count || arrays_.grad_sum == nullptr) return;
-    const int64_t start = rows_.offsets(row).array[kGradSum];
-    copy_part(staged(stage) + kAddends * kPart, row, arrays_.grad_sum + start);
   }
 
   // Stages the thread's weights in shared memory; absent elements become zeros. Calls meanwhile()
@@ -76,34 +46,33 @@ class NormPart : public NormColumns<Shape, T> {
   DIGLOT_DEVICE void load_weights(Function meanwhile) const {
     arrays_.with_weights([&](const auto* weights) {
       using Weight = std::decay_t<decltype(*weights)>;
-      Vector<Weight, kElements> loaded[kAccesses];
-      const bool is_aligned =
-          Shape::kIsWide && !Shape::kIsPeeled && elements_to_alignment(weights) == 0;
+      Vector<Weight, kUnit> loaded[kUnits];
+      const bool is_aligned = Shape::kIsWide && elements_to_alignment(weights) == 0;
       DIGLOT_UNROLL
-      for (int a = 0; a < kAccesses; ++a) {
-        loaded[a] = {};
+      for (int u = 0; u < kUnits; ++u) {
+        loaded[u] = {};
         if (weights != nullptr && is_aligned) {
-          if (exists(a, 0)) load_parts(loaded[a], weights + column_ + element(a, 0));
+          if (exists(u)) load_parts(loaded[u], weights + column_ + element(u));
         } else {
           DIGLOT_UNROLL
-          for (int i = 0; i < kElements; ++i) {
-            if (!is_in_row(a, i)) continue;
-            loaded[a][i] =
-                weights == nullptr ? convert<Weight>(Compute(1)) : weights[column_ + element(a, i)];
+          for (int i = 0; i < kUnit; ++i) {
+            if (!exists(u, i)) continue;
+            loaded[u][i] =
+                weights == nullptr ? convert<Weight>(Compute(1)) : weights[column_ + element(u, i)];
           }
         }
       }
       meanwhile();
       DIGLOT_UNROLL
-      for (int a = 0; a < kAccesses; ++a) {
+      for (int u = 0; u < kUnits; ++u) {
         DIGLOT_UNROLL
-        for (int part = 0; part < kWeightAccesses; ++part) {
-          Vector<Compute> computed;
+        for (int part = 0; part < kWeightParts; ++part) {
+          WeightPart computed;
           DIGLOT_UNROLL
-          for (int i = 0; i < kPerAccess; ++i) {
-            computed[i] = convert<Compute>(loaded[a][part * kPerAccess + i]);
+          for (int i = 0; i < kSummed; ++i) {
+            computed[i] = convert<Compute>(loaded[u][part * kSummed + i]);
           }
-          weights_[(a * kWeightAccesses + part) * kWarpLanes] = pack(computed);
+          store_anywhere(weight_part(u, part), computed);
         }
       }
     });
@@ -111,22 +80,16 @@ class NormPart : public NormColumns<Shape, T> {
 
   // Returns the sums over the thread's part of a row. Adds the row to the sums of the thread's
   // columns.
-  DIGLOT_DEVICE RowSums reduce(const Row& row, int stage) {
+  DIGLOT_DEVICE RowSums reduce(int64_t number, const Row& row, int stage) {
     const uint4* const from = staged(stage);
+    const Source inputs = source(number, from, kInputs), grads = source(number, from, kGrads);
     RowSums sums = RowSums::none();
     DIGLOT_UNROLL
-    for (int a = 0; a < kAccesses; ++a) {
-      uint4 inputs = from[kInputs * kPart + a * kWarpLanes];
-      uint4 grads = from[kGrads * kPart + a * kWarpLanes];
-      if constexpr (Shape::kIsPeeled) {
-        if (!is_whole(a)) {
-          inputs = without_neighbours(inputs, a);
-          grads = without_neighbours(grads, a);
-        }
-      }
-      if constexpr (kHolds) inputs_[a] = inputs, grads_[a] = grads;
-      visit(inputs, grads, a, [&](int i, Compute grad, Compute x, Compute weight) {
-        const int k = a * kElements + i;
+    for (int u = 0; u < kUnits; ++u) {
+      const Bits input = read(inputs, u), gradient = read(grads, u);
+      if constexpr (kHolds) inputs_[u] = input, grads_[u] = gradient;
+      visit(input, gradient, u, [&](int i, Compute grad, Compute x, Compute weight) {
+        const int k = u * kUnit + i;
         const Compute normalized = row.normalized(x), h = grad * weight;
         sums.values[0] = fma(h, normalized, sums.values[0]);
         weight_sums_[k] = fma(grad, normalized, weight_sums_[k]);
@@ -139,35 +102,43 @@ class NormPart : public NormColumns<Shape, T> {
     return sums;
   }
 
-  // Stores the derivatives.
+  // Stores the derivatives, if there is such a row. All lanes of a warp call it.
   DIGLOT_DEVICE void store(int64_t row, const typename Row::Map& map, int stage) const {
+    const bool is_row = row < rows_.count;
+    // Where lanes exchange elements, they stay together.
+    if (kIsPair ? !__any_sync(kAllLanes, is_row) : !is_row) return;
     T* const output = as_it_is(arrays_.grad_input + rows_.offsets(row).array[kGradInput] + column_);
+    const bool adds = is_row && arrays_.grad_sum != nullptr;
     const uint4* const from = staged(stage);
+    const Source inputs = source(row, from, kInputs), grads = source(row, from, kGrads);
+    const Source addends = adds ? source(row, from, kAddends) : Source{};
+    // The row's elements in this warp, from the thread's first on.
+    const int most = side() * kColumns - lane() * kUnit;
+    const int columns = !is_row ? 0 : count_ < most ? count_ : most;
+    Bits before{};
     DIGLOT_UNROLL
-    for (int a = 0; a < kAccesses; ++a) {
-      const uint4 inputs = kHolds ? inputs_[a] : from[kInputs * kPart + a * kWarpLanes];
-      const uint4 grads = kHolds ? grads_[a] : from[kGrads * kPart + a * kWarpLanes];
-      Compute values[kElements];
-      visit(inputs, grads, a, [&](int i, Compute grad, Compute x, Compute weight) {
+    for (int u = 0; u < kUnits; ++u) {
+      const Bits input = kHolds ? inputs_[u] : read(inputs, u);
+      const Bits gradient = kHolds ? grads_[u] : read(grads, u);
+      Compute values[kUnit];
+      visit(input, gradient, u, [&](int i, Compute grad, Compute x, Compute weight) {
         values[i] = map(grad * weight, x);
       });
-      if (arrays_.grad_sum != nullptr) {
-        const auto addends = unpack_computed<T>(from[kAddends * kPart + a * kWarpLanes]);
+      if (adds) {
+        const auto added = computed(read(addends, u));
         DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) values[i] += addends[i];
+        for (int i = 0; i < kUnit; ++i) values[i] += added[i];
       }
-      if (Shape::kIsWide && is_whole(a)) {
-        if (exists(a, 0)) {
-          Vector<T, kElements> result;
-          DIGLOT_UNROLL
-          for (int i = 0; i < kElements; ++i) result[i] = convert<T>(values[i]);
-          store_vector(access_address(output, a), result);
-        }
+      Vector<T, kUnit> result;
+      DIGLOT_UNROLL
+      for (int i = 0; i < kUnit; ++i) result[i] = convert<T>(values[i]);
+      if constexpr (kIsPair) {
+        Bits bits;
+        memcpy(&bits, &result, sizeof(bits));
+        store_pair(output, columns, u, bits, before);
+        before = bits;
       } else {
-        DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) {
-          if (is_in_row(a, i)) *access_address(output, a, i) = convert<T>(values[i]);
-        }
+        if (exists(u)) store_vector(output + element(u), result);
       }
     }
   }
@@ -198,87 +169,63 @@ class NormPart : public NormColumns<Shape, T> {
         for_each_sum([&](int k, Compute& sum) { sum += given[k * pitch + thread]; });
       }
     }
-    // The sums of the only group pass through shared memory, so that neighbouring threads get
-    // neighbours.
-    NormSumOrder order = rows_.order;
-    if (has_results) order.pitch = rows_.share;
-    const int64_t start = column_ + skipped_ - (has_results ? first_column() : 0);
-    const int64_t before = has_results ? 0 : group() * order.pitch;
-    const auto store = [&](const Compute(&sums)[kColumns], Compute* output) {
-      if (output != nullptr) store_sums(sums, output + before, start, order);
-    };
-    if (has_results) __syncthreads();
-    if (thread < rows_.team) {
-      store(weight_sums_, has_results ? given : arrays_.weight_sums);
-      if constexpr (kIsCentered)
-        store(bias_sums_, has_results ? given + order.pitch : arrays_.bias_sums);
-    }
-    if (!has_results) return;
-    __syncthreads();
-    store_results(given, order);
-  }
-
- private:
-  using Columns::access_address, Columns::element, Columns::exists, Columns::first_column,
-      Columns::group, Columns::is_beyond, Columns::is_in_row, Columns::is_whole, Columns::share,
-      Columns::without_neighbours;
-  using Columns::column_, Columns::rows_, Columns::skipped_;
-
-  static constexpr int kPart = kAccesses * kWarpLanes;  // a warp's accesses to a row of one array
-  static constexpr int kPerAccess = kAccessBytes / sizeof(Compute);  // weights of an access
-  static constexpr int kSummed = Shape::kIsWide ? kPerAccess : 1;    // sums stored at once
-  // A warp's copy to shared memory must start at a multiple of this, or it reads from L2 twice.
-  static constexpr int kStageAlignment = 128;
-
-  DIGLOT_DEVICE void copy_part(uint4* to, int64_t row, const T* start) const {
-    const T* const from = as_it_is(start + column_);
+    if (thread >= rows_.team) return;
+    const bool is_computed = sizeof(T) == sizeof(Compute) || arrays_.is_result_wide;
     DIGLOT_UNROLL
-    for (int a = 0; a < kAccesses; ++a) {
-      if (Shape::kIsWide && !is_beyond(row, a)) {
-        if (exists(a, 0)) copy_async(to + a * kWarpLanes, access_address(from, a));
+    for (int field = 0; field < (kIsCentered ? 2 : 1); ++field) {
+      const auto& sums = field == 0 ? weight_sums_ : bias_sums_;
+      Compute* const partial = field == 0 ? arrays_.weight_sums : arrays_.bias_sums;
+      void* const output = has_results ? arrays_.results[field] : partial;
+      if (output == nullptr) continue;
+      if (has_results && !is_computed) {
+        store_results(sums, static_cast<T*>(output));
+      } else if (has_results && !Shape::kIsWide) {
+        store_results(sums, static_cast<Compute*>(output));
       } else {
-        Vector<T, kElements> access;
-        DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) {
-          access[i] = is_in_row(a, i) ? *access_address(from, a, i) : T{};
-        }
-        to[a * kWarpLanes] = pack(access);
+        auto* const start = static_cast<Compute*>(output);
+        store_sums(sums, has_results ? start : start + group() * rows_.order.pitch,
+                   has_results ? kUnit : kSummed, has_results ? kSummed : rows_.order.plane());
       }
     }
   }
 
-  // Shared memory: for each warp its weights, and behind them the stages.
-  DIGLOT_DEVICE static uint4* shared() {
-    alignas(kStageAlignment) extern __shared__ uint4 staged_rows[];
-    return staged_rows;
-  }
-  DIGLOT_DEVICE int warp_accesses() const {
-    return (kWeightAccesses + rows_.stages * rows_.arrays) * kPart;
-  }
-  DIGLOT_DEVICE uint4* staged(int stage) const { return stages_ + stage * rows_.arrays * kPart; }
+ private:
+  using typename Units::Bits, typename Units::Source;
+  using Units::arrays_, Units::column_, Units::count_, Units::rows_, Units::stages_;
+  using Units::computed, Units::element, Units::exists, Units::group, Units::lane, Units::read,
+      Units::shared, Units::side, Units::source, Units::staged, Units::store_pair;
+  using Units::kInputs, Units::kGrads, Units::kAddends, Units::kIsPair;
+
+  // Sums, or weights, that are stored at once.
+  static constexpr int kSummed = std::min<int>(kUnit, kAccessBytes / sizeof(Compute));
+  using WeightPart = Vector<Compute, kSummed>;
+  static constexpr int kWeightParts = kUnit / kSummed;
 
   // Loads all elements of a vector by accesses of 16 bytes.
   template <typename U>
-  DIGLOT_DEVICE static void load_parts(Vector<U, kElements>& to, const U* from) {
+  DIGLOT_DEVICE static void load_parts(Vector<U, kUnit>& to, const U* from) {
     constexpr int kAtOnce = kAccessBytes / static_cast<int>(sizeof(U));
     DIGLOT_UNROLL
-    for (int first = 0; first < kElements; first += kAtOnce) {
+    for (int first = 0; first < kUnit; first += kAtOnce) {
       const uint4 bits = *reinterpret_cast<const uint4*>(from + first);
       memcpy(&to[first], &bits, sizeof(bits));
     }
   }
 
-  // Calls function(i, grad, x, weight) for the elements of an access; absent ones are zeros.
+  DIGLOT_DEVICE Compute* weight_part(int u, int part) const {
+    return reinterpret_cast<Compute*>(weights_ + (u * kWeightParts + part) * kWarpLanes);
+  }
+
+  // Calls function(i, grad, x, weight) for the elements of a unit; absent ones are zeros.
   template <typename Function>
-  DIGLOT_DEVICE void visit(uint4 input_bits, uint4 grad_bits, int a, Function function) const {
-    const auto inputs = unpack_computed<T>(input_bits), grads = unpack_computed<T>(grad_bits);
+  DIGLOT_DEVICE void visit(Bits input_bits, Bits grad_bits, int u, Function function) const {
+    const auto inputs = computed(input_bits), grads = computed(grad_bits);
     DIGLOT_UNROLL
-    for (int part = 0; part < kWeightAccesses; ++part) {
-      const auto weights =
-          unpack_computed<Compute>(weights_[(a * kWeightAccesses + part) * kWarpLanes]);
+    for (int part = 0; part < kWeightParts; ++part) {
+      const auto weights = load_vector<Compute, kSummed>(weight_part(u, part));
       DIGLOT_UNROLL
-      for (int k = 0; k < kPerAccess; ++k) {
-        const int i = part * kPerAccess + k;
+      for (int k = 0; k < kSummed; ++k) {
+        const int i = part * kSummed + k;
         function(i, grads[i], inputs[i], weights[k]);
       }
     }
@@ -294,47 +241,51 @@ class NormPart : public NormColumns<Shape, T> {
     }
   }
 
-  // Stores the thread's sums of a field. `start`: the place of its first column in the order.
-  DIGLOT_DEVICE void store_sums(const Compute (&sums)[kColumns], Compute* output, int64_t start,
-                                const NormSumOrder& order) const {
+  // Stores the thread's sums of a field, in whole accesses: neighbouring units at this distance,
+  // and so the parts of a unit. An absent column of a pair has room, too.
+  DIGLOT_DEVICE void store_sums(const Compute (&sums)[kColumns], Compute* output, int unit_step,
+                                int64_t part_step) const {
+    output = as_it_is(output) + column_ / kUnit * unit_step;
     DIGLOT_UNROLL
-    for (int a = 0; a < kAccesses; ++a) {
+    for (int part = 0; part < kWeightParts; ++part) {
       DIGLOT_UNROLL
-      for (int i = 0; i < kElements; i += kSummed) {
-        if (!exists(a, i)) continue;
-        Compute* const address = output + order.place(start + element(a, i));
+      for (int u = 0; u < kUnits; ++u) {
+        if (!exists(u)) continue;
+        Compute* const address = output + u * side() * unit_step;
         Vector<Compute, kSummed> values = {};
         if (rows_.accumulates) values = load_vector<Compute, kSummed>(address);
         DIGLOT_UNROLL
-        for (int e = 0; e < kSummed; ++e) values[e] += sums[a * kElements + i + e];
+        for (int e = 0; e < kSummed; ++e) values[e] += sums[u * kUnit + part * kSummed + e];
         store_anywhere(address, values);
       }
+      output += part_step;
     }
   }
 
-  // Stores the gradients of weight and bias: the block's sums, from shared memory.
-  DIGLOT_DEVICE void store_results(const Compute* sums, const NormSumOrder& order) const {
-    const int64_t start = first_column() - skipped_;
-    const int size = share();
-    DIGLOT_NO_UNROLL
-    for (int field = 0; field < (kIsCentered ? 2 : 1); ++field) {
-      void* const output = field == 0 ? arrays_.results[0] : arrays_.results[1];
-      if (output == nullptr) continue;
-      DIGLOT_NO_UNROLL
-      for (int i = threadIdx.x; i < size; i += blockDim.x) {
-        if (start + i < 0) continue;
-        const Compute sum = sums[field * order.pitch + order.place(i)];
-        store_as(output, start + i, arrays_.result_dtype, sum);
+  // Stores the thread's sums of a field, which are gradients. Wide units find them aligned.
+  template <typename Result>
+  DIGLOT_DEVICE void store_results(const Compute (&sums)[kColumns], Result* output) const {
+    output = as_it_is(output) + column_;  // else registers would hold the sum from the beginning
+    DIGLOT_UNROLL
+    for (int u = 0; u < kUnits; ++u) {
+      Vector<Result, kUnit> values;
+      DIGLOT_UNROLL
+      for (int i = 0; i < kUnit; ++i) values[i] = convert<Result>(sums[u * kUnit + i]);
+      if constexpr (Shape::kIsWide) {
+        if (exists(u)) store_vector(output + element(u), values);
+      } else {
+        DIGLOT_UNROLL
+        for (int i = 0; i < kUnit; ++i) {
+          if (exists(u, i)) output[element(u, i)] = values[i];
+        }
       }
     }
   }
 
-  const NormGradients<T>& arrays_;
-  uint4* weights_;
-  uint4* stages_;
-  uint4 inputs_[kAccesses], grads_[kAccesses];  // a held row
+  WeightPart* weights_;
+  Bits inputs_[kUnits], grads_[kUnits];  // a held row
   Compute weight_sums_[kColumns] = {};
-  Compute bias_sums_[kIsCentered ? kColumns : 1] = {};
+  Compute bias_sums_[kColumns] = {};  // unused by RMS norm
 };
 
 }  // namespace diglot

@@ -42,12 +42,17 @@ DIGLOT_DEVICE void norm_backward_resident(const NormRows& rows, const NormGradie
     const auto statistics = next.ready();
     next = part.statistics(row + step);
     wait_for_copies_before(rows.stages - 1);
+    part.meet_lanes();
     RowSums sums = RowSums::none();
-    if (row < rows.count) sums = part.reduce(statistics, stage);
+    if (row < rows.count) sums = part.reduce(row, statistics, stage);
     const int64_t later = row + rows.stages * step;
-    if (Part::kHolds) part.load_async(later, stage);
+    if (Part::kHolds) {
+      part.meet_lanes();
+      part.load_async(later, stage);
+    }
     sums = team_sum(sums);
-    if (row < rows.count) part.store(row, statistics.map(sums, share), stage);
+    part.store(row, statistics.map(sums, share), stage);
+    part.meet_lanes();
     if (!Part::kHolds) part.load_async(later, stage);
     part.load_addends_async(later, stage);
     group_copies();

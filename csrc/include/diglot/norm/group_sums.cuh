@@ -18,8 +18,8 @@ struct NormSumOutputs {
   void* field[2];
 };
 
-// output = the sum over groups, in order. blockIdx.y is the number of the field. Whole accesses are
-// taken place by place. Peeled rows, whose groups begin differently, go column by column.
+// output = the sum over groups, in order. blockIdx.y is the number of the field. A group has whole
+// accesses; the last one may reach behind the last column.
 template <int kElements, typename Compute>
 DIGLOT_DEVICE void norm_group_sums(int64_t n, int groups, int side, const NormSumOrder& order,
                                    const Compute* sums, const NormSumOutputs& outputs,
@@ -30,8 +30,8 @@ DIGLOT_DEVICE void norm_group_sums(int64_t n, int groups, int side, const NormSu
   const int thread = static_cast<int>(threadIdx.x), groups_at_once = kNormSumThreads / side;
   const int64_t first = (int64_t{blockIdx.x} * side + thread % side) * kElements;
   Access total = {};
-  if (first < n) {
-    const Compute* const from = sums + int64_t{blockIdx.y} * groups * order.pitch;
+  if (first < order.pitch) {
+    const Compute* const from = sums + int64_t{blockIdx.y} * groups * order.pitch + first;
     for (int group = thread / side; group < groups; group += groups_at_once * kNormSumLoads) {
       Access loaded[kNormSumLoads];
       DIGLOT_UNROLL
@@ -39,8 +39,7 @@ DIGLOT_DEVICE void norm_group_sums(int64_t n, int groups, int side, const NormSu
         const int number = group + load * groups_at_once;
         loaded[load] = Access{};
         if (number >= groups) continue;
-        const int64_t place = kElements > 1 ? first : order.place(first + order.skipped(number));
-        loaded[load] = load_vector<Compute, kElements>(from + number * order.pitch + place);
+        loaded[load] = load_vector<Compute, kElements>(from + number * order.pitch);
       }
       DIGLOT_UNROLL
       for (int load = 0; load < kNormSumLoads; ++load) {
@@ -59,10 +58,12 @@ DIGLOT_DEVICE void norm_group_sums(int64_t n, int groups, int side, const NormSu
     __syncthreads();
   }
   void* const output = blockIdx.y == 0 ? outputs.field[0] : outputs.field[1];
-  if (thread < side && first < n) {
-    const int64_t column = kElements > 1 ? order.column(first) : first;
+  if (thread < side && first < order.pitch) {
+    const int64_t column = order.column(first, kElements);
     DIGLOT_UNROLL
-    for (int i = 0; i < kElements; ++i) store_as(output, column + i, dtype, shared[thread][i]);
+    for (int i = 0; i < kElements; ++i) {
+      if (column + i < n) store_as(output, column + i, dtype, shared[thread][i]);
+    }
   }
 }
 

@@ -9,15 +9,6 @@
 
 namespace diglot {
 
-// A number from which the compiler computes others at each use. Otherwise it would keep them in
-// registers while a loop runs, and sums need all registers.
-DIGLOT_DEVICE int computed_anew(int number) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("" : "+r"(number));
-#endif
-  return number;
-}
-
 // Adds up states over teams, repeatedly. The teams of a block do not wait for each other, unless
 // all blocks of the grid share every row.
 template <typename State>
@@ -67,7 +58,8 @@ class TeamSum {
     state = lanes_sum<kWarpLanes>(state);
     const int warps = rows_.team / kWarpLanes;
     if (warps == 1 && !rows_.spans_cluster()) return state;
-    const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+    const int thread = computed_anew(static_cast<int>(threadIdx.x));
+    const int warp = thread / kWarpLanes, lane = thread % kWarpLanes;
     State(&warp_states)[kMostWarps] = shared().warp_states[number_ % 2];
     if (lane == 0) warp_states[warp] = state;
     part_barrier(first_warp_, rows_.team);
