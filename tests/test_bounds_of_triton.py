@@ -105,6 +105,19 @@ def test_norms(op, rows, n):
         Norm(op, apart, Norm.draw(op, (rows, n)).parameters).check("triton")
 
 
+@pytest.mark.parametrize("begin", [0, 1, 6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_of_peeled_rows(dtype, begin):
+    """A thread reads the two accesses among which its own lies, wherever the weight begins."""
+    n, error = 267, 4 * torch.finfo(dtype).eps
+    x = torch.randn(9, n).to(dtype)
+    weight, bias = (torch.randn(begin + n).to(dtype)[begin:] for _ in range(2))
+    y = diglot.layer_norm(x, (n,), weight, bias, backend="triton")
+    assert diglot.last_run().variant.endswith("edges apart")
+    expected = torch.nn.functional.layer_norm(x.double(), (n,), weight.double(), bias.double())
+    torch.testing.assert_close(y.double(), expected, rtol=error, atol=4 * error)
+
+
 @pytest.mark.parametrize("shape", [(), (1000,), (40, 1), (1, 3, 1)], ids=str)
 def test_sums_of_gradients(shape):
     y = torch.zeros(shape, requires_grad=True)

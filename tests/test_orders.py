@@ -137,7 +137,7 @@ def test_orders_that_differ_are_told_apart(backend):
     """By numbers alone: the kernel, its grid and its threads are equal, and the bits are not."""
     field = "norm_backward.cuda.sum_side" if backend == "cuda" else "norm_backward.triton.groups.*"
     values = (1, 256) if backend == "cuda" else (2, 3)
-    x = torch.randn(600, 4, device=DEVICE)
+    x = torch.randn(1500, 4, device=DEVICE)
     launch = launches_of(layer_norm, x, backend)[-1]
     (first, bits), (second, others) = tried(launch, [{field: value} for value in values], plans=0)
     assert first != second and not equal(bits, others)

@@ -118,6 +118,16 @@ def test_gradients_of_odd_rows(op, dtype):
         assert run.variant.endswith("edges apart") == is_peeled, run
 
 
+@pytest.mark.parametrize("op", ["layer_norm", "add_rms_norm"])
+def test_gradients_of_narrow_rows(op):
+    """Single elements of two bytes are loaded one turn ahead, several rows at a time."""
+    for rows in (1, 5, 16, 17, 100):
+        tunables = {"norm_backward.triton.groups": 3, "norm_backward.triton.enough_groups": 3}
+        with use_tunables(tunables):
+            run = Norm.draw(op, (rows, 77), torch.bfloat16).check("triton")[-1]
+        assert run.variant == "rows in registers, blocks of 32 by 3", run
+
+
 def test_arrays_that_lie_otherwise():
     """Where one begins elsewhere, or has other strides, or another dtype, no row is peeled."""
     n = 521
@@ -179,6 +189,8 @@ for op, n in (("softmax", 777), ("softmax", 50257), ("layer_norm", 5001)):
     kernel = runs[-1].plan.launches[-1].specialization.compile(GPUTarget("cuda", 90, 32))
     ptx = kernel.asm["ptx"]
     loads = len(re.findall(r"cp\\.async\\.c[ag]|ld\\.global[^;]*\\.v4", ptx))
+    single = len(re.findall(r"ld\\.global[^;]*\\.b16", ptx))
+    assert single <= 3, (op, n, single)  # the edges of the row, of weight and bias
     stores = len(re.findall(r"st\\.global[^;]*\\.v4", ptx))
     assert loads >= stores > 0, (op, n, loads, stores)
 print("compiled")

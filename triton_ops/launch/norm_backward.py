@@ -121,11 +121,13 @@ def norm_backward_sums(
     grad_weight, grad_bias, workspace, n, groups, room, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     column = tl.program_id(0).to(tl.int64) * BLOCK
-    if grad_weight is not None:
+    field = tl.program_id(1)
+    if grad_weight is not None and field == 0:
         sum_groups(workspace, grad_weight, 0, n, groups, room, column, ROWS, BLOCK)
     if grad_bias is not None:
-        field: tl.constexpr = 0 if grad_weight is None else 1
-        sum_groups(workspace, grad_bias, field, n, groups, room, column, ROWS, BLOCK)
+        FIELD: tl.constexpr = 0 if grad_weight is None else 1
+        if field == FIELD:
+            sum_groups(workspace, grad_bias, FIELD, n, groups, room, column, ROWS, BLOCK)
 
 
 def count_groups(device: Device, rows: int, n: int, has_sums: bool) -> int:
@@ -165,12 +167,15 @@ class Way(NamedTuple):
     registers: int | None = None
 
 
-def share_out(device: Device, n: int, size: int, peeled: int, room: int, is_one: bool) -> Way:
+def share_out(
+    device: Device, n: int, size: int, peeled: int, is_single: bool, room: int, is_one: bool
+) -> Way:
     """How at most `room` groups share out rows of n elements.
 
     Args:
         peeled: elements of an access of peeled rows, or 1. If the number of groups is a multiple of
             it, all rows of a group begin alike.
+        is_single: whether elements are accessed one by one.
         is_one: whether one launch has all rows.
     """
     tuned = device.tuned
@@ -178,10 +183,12 @@ def share_out(device: Device, n: int, size: int, peeled: int, room: int, is_one:
     reach = n + peeled - 1  # from the multiple of 16 bytes before a row
     if n <= tuned("norm_backward.triton.longest_alone", size):
         alone = ResidentRows(**tuned("norm_backward.triton.alone", size, n))
-        block, pieces = pieces_of(reach, alone.together * access)
+        is_narrow = is_single and n <= tuned("norm_backward.triton.narrow_elements")
+        block, pieces = pieces_of(reach, alone.together * (32 if is_narrow else access))
         groups = min(room, alone.groups)
         groups = groups // peeled * peeled or groups
-        side, most = max(1, alone.warps * access // block), alone.registers or None
+        row = power_of_2(block * pieces) if is_narrow else block
+        side, most = max(1, alone.warps * access // row), alone.registers or None
         return Way("rows in registers", groups, block, pieces, alone, 1, side, 0, most)
     if n <= tuned("norm_backward.triton.longest_shared") and is_one:
         shared = SplitRows(**tuned("norm_backward.triton.shared", size, n))
@@ -242,15 +249,19 @@ def plan_norm_backward(
     room = count_groups(device, outer.numel, n, fields > 0)
     slices = list(outer.slices(ROW_RANK))
     is_peeled = not is_aligned and n >= tuned("norm_backward.triton.peeled_elements", size)
+    is_peeled = is_peeled and n <= tuned("norm_backward.triton.longest_peeled")
     is_peeled = is_peeled and are_congruent(arrays, arrays, outer, vector)
     is_one = len(slices) == 1
-    way = share_out(device, n, size, vector if is_peeled else 1, room, is_one)
+    is_single = not is_aligned and not is_peeled
+    way = share_out(device, n, size, vector if is_peeled else 1, is_single, room, is_one)
     can_peel = way.program is not None and way.side == 1
     if is_peeled and not (
         can_peel and all(are_alike(slice, way.groups, vector) for slice, _ in slices)
     ):
         is_peeled = False
-        way = share_out(device, n, size, 1, room, is_one)
+        way = share_out(device, n, size, 1, True, room, is_one)
+    if is_peeled and fields == 2:
+        way = way._replace(late=0)  # edges and both sums leave no registers for the row before
     vector = vector if is_aligned or is_peeled else 1
     groups, splits, block = way.groups, way.splits, way.block
     mailboxes: Part | None = None
@@ -304,13 +315,15 @@ def plan_norm_backward(
             )
         launches.append(launch)
     if sums is not None:
-        columns = tuned("norm_backward.triton.summed_columns", n)
+        summed = min(power_of_2(groups), tuned("norm_backward.triton.summed_groups", n))
+        elements = tuned("norm_backward.triton.summed_elements", n)
+        columns = max(elements // summed, tuned("norm_backward.triton.summed_columns"))
         launch = Launch(
             norm_backward_sums,
-            (-(-n // columns),),
+            (-(-n // columns), fields),
             (grad_weight, grad_bias, sums),
             (n, groups, room),
-            (tuned("norm_backward.triton.summed_groups", groups), columns),
+            (summed, columns),
             tuned("norm_backward.triton.summing_warps", n),
         )
         launches.append(launch)

@@ -25,6 +25,7 @@ RESIDENT_WARPS = 48  # on a multiprocessor: a thread of theirs has 40 registers
 # Multiprocessors that share rows where the number of rows to plan for is a tunable's. All GPUs that
 # have as many then share rows alike.
 PLANNED_MULTIPROCESSORS = 78
+MOST_EARLY = 32  # elements of a thread that loads weight and bias early
 STATE_FIELDS = 3  # the most numbers of a state
 CHUNK_FIELDS = 2  # the same for columns that take two launches
 
@@ -207,6 +208,8 @@ def choose_tile(
     if not is_alone:
         return Way(kind, warps, side, block, early=early > 0, registers=limit or None)
     more = at_once(device, count, n, warps)
-    is_early, warps = early > 0 or more is not None, more or warps
+    warps = more or warps
+    # Few programs have registers for weight and bias, unless the row takes most of them.
+    is_early = early > 0 or (more is not None and n <= warps * 32 * MOST_EARLY)
     block, pieces = pieces_of(n, warps * 32 * ACCESS_BYTES // size)
     return Way(kind, warps, 1, block, pieces, early=is_early, registers=limit or None)

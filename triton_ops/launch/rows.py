@@ -182,6 +182,7 @@ def plan_rows(
         outer = outer.in_vectors(vector)
     is_tall = is_column and n > device.tuned(tall)
     reach = n + vector - 1 if is_peeled else n  # from the multiple of 16 bytes before a row
+    inner = max(n - vector - 1, 1) if is_peeled else n  # less the first access, and the last one
     rank, way = len(outer.sizes), None
     is_dense = vector > 1 if is_column else not has_steps
     if is_tall:
@@ -192,7 +193,7 @@ def plan_rows(
     if way is None:
         held_by = norm.held if norm is not None and size < 8 else None
         count = planned_rows(device, outer.numel)
-        way = choose_tile(device, reach, count, size, vector, is_column, inputs, held_by)
+        way = choose_tile(device, inner, count, size, vector, is_column, inputs, held_by)
     kind, warps, side, block = way.kind, way.warps, way.side, way.block
     is_split = kind in (SPLIT_ROWS.value, SPLIT_COLUMNS.value)
     # The begin of a program's part of a row is a product with a step. If the compiler knew the

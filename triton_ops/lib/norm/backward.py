@@ -68,13 +68,15 @@ def load_rows(
 @triton.jit
 def store_gradient(
     grad_input, grad_sum, y, h, factor, mean_h, mean_hy, start, sum_start, index, mask,
-    T: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    T: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, loaded=None,
 ):  # fmt: skip
     """Stores a tile of grad_input, whose rows begin at `start`. Adds the sum's own gradient, which
-    begins at `sum_start`, if there is one.
+    begins at `sum_start`, if there is one; `loaded` is its tile, unless it must be loaded.
     """
     result = gradient_of(y, h, factor, mean_h, mean_hy)
-    if grad_sum is not None:
+    if loaded is not None:
+        result += widen(opaque(loaded), result.dtype)
+    elif grad_sum is not None:
         pointers = tile_pointers(grad_sum, sum_start, 1, index, False, False, VECTOR, ALIGNED)
         tile = tl.load(pointers, mask=mask, other=0.0, eviction_policy=LOADS)
         result += tile.to(result.dtype)

@@ -2,8 +2,9 @@
 several programs split it.
 
 A program walks its rows with the next ones in flight, and sums the gradients of weight and bias in
-registers. A thread has the same columns of all rows. Twin of
-csrc/include/diglot/norm/backward_resident.cuh.
+registers. A thread has the same columns of all rows. Loads in flight are asynchronous copies to
+shared memory. These have four bytes at least, so accesses of two bytes are loaded into registers,
+one turn ahead. Twin of csrc/include/diglot/norm/backward_resident.cuh.
 """
 
 import triton
@@ -12,6 +13,7 @@ import triton.language as tl
 from diglot.triton_ops.lib.elementwise import strided_offset
 from diglot.triton_ops.lib.math import fma
 from diglot.triton_ops.lib.rows.pieces import (
+    copied_pieces,
     is_peeled,
     is_whole,
     load_parameter_pieces,
@@ -19,6 +21,9 @@ from diglot.triton_ops.lib.rows.pieces import (
     piece_index,
     piece_mask,
     pieces_of,
+    scalar_of,
+    scalars_of,
+    width_of,
 )
 from diglot.triton_ops.lib.rows.split import part_of_row, part_of_rows
 from diglot.triton_ops.lib.rows.tile import LOADS
@@ -30,15 +35,21 @@ from .group_sums import store_sums
 
 
 @triton.jit
-def sums_of_rows(held, scales, center, COMPUTE: tl.constexpr):
+def sums_of_rows(held, scales, center, PIECES: tl.constexpr, COMPUTE: tl.constexpr):
     """Each row's sum(h) and sum(h (x - mean)), as columns."""
     total, distance = terms(held[0], scales, center, 0, COMPUTE)
     product = total * distance
-    for p in tl.static_range(1, len(held)):
+    for p in tl.static_range(1, PIECES):
         h, distance = terms(held[p], scales, center, p, COMPUTE)
         total += h
         product = fma(h, distance, product)
-    return tl.sum(total, 1, keep_dims=True), tl.sum(product, 1, keep_dims=True)
+    sum_h, sum_hy = tl.sum(total, 1, keep_dims=True), tl.sum(product, 1, keep_dims=True)
+    for p in tl.static_range(PIECES, len(held)):  # the edges of one row
+        middle = None if center is None else scalar_of(center)
+        h, distance = terms(held[p], scales, middle, p, COMPUTE)
+        sum_h += tl.sum(h)
+        sum_hy += tl.sum(h * distance)
+    return sum_h, sum_hy
 
 
 @triton.jit
@@ -55,14 +66,34 @@ def zeros_of_pieces(
     ALIGNED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     pieces = ()
-    for _p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, False)):
-        pieces += (zeros(SIDE, BLOCK, T),)  # type: ignore[assignment]
+    for p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, False)):
+        pieces += (zeros(SIDE, width_of(p, PIECES, BLOCK, VECTOR), T),)  # type: ignore[assignment]
     return pieces
 
 
 @triton.jit
 def zeros(SIDE: tl.constexpr, SIZE: tl.constexpr, T: tl.constexpr):
     return tl.full((SIDE, SIZE), 0.0, compute_type(T)).to(T)
+
+
+@triton.jit
+def load_range(
+    FIRST: tl.constexpr, LAST: tl.constexpr, inputs, row, row_mask, sizes, starts, strides, shift,
+    begin, stop, T: tl.constexpr, RANK: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+    VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Tiles of the pieces from FIRST to LAST, of one input or two, whose rows begin at `starts`."""
+    pieces = ()
+    if FIRST < LAST:
+        first = strided_offset(row, sizes, starts[0], strides[0], RANK, True) - shift
+        second = first
+        if len(inputs) == 2:
+            second = strided_offset(row, sizes, starts[1], strides[1], RANK, True) - shift
+        pieces = load_pieces(
+            FIRST, LAST, inputs, (first, first, second), (1, 1, 1), 0, begin, stop, row_mask, 0.0,
+            LOADS, None, T, BLOCK, PIECES, False, False, VECTOR, ALIGNED,
+        )  # fmt: skip
+    return pieces
 
 
 @triton.jit
@@ -151,29 +182,59 @@ def norm_backward_resident(
     by_weight = zeros_of_pieces(SIDE, BLOCK, PIECES, VECTOR, ALIGNED, COMPUTE)
     by_bias = by_weight
     step = walkers * SIDE
+    # Accesses of two bytes are loaded one turn ahead; a long row's would take too many registers.
+    ALL_PIECES: tl.constexpr = pieces_of(PIECES, VECTOR, ALIGNED, False)
+    COPIED: tl.constexpr = (
+        ALL_PIECES if SPLITS > 1 and VECTOR == 1 else copied_pieces(T, PIECES, VECTOR, ALIGNED)
+    )
+    inputs = (input, grad_output)
+    in_starts, in_strides = (starts[3] + part, starts[1] + part), (strides[3], strides[1])
+    # The sum's gradient is needed last. Programs that split a row load it before they collect.
+    sum_start = 0 if grad_sum is None else starts[2] + part
+    ahead = load_range(
+        COPIED, ALL_PIECES, inputs, row, row < count, sizes, in_starts, in_strides, shift,
+        begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
+    )  # fmt: skip
+    SUMS_AHEAD: tl.constexpr = grad_sum is not None and SPLITS == 1
+    sums_ahead = ()
+    if SUMS_AHEAD:
+        sums_ahead = load_range(
+            COPIED, ALL_PIECES, (grad_sum,), row, row < count, sizes, (sum_start,), (strides[2],),
+            shift, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
+        )  # fmt: skip
     # Programs that split a row may publish the next row's sums before they collect the sums of this
     # row.
     end = tl.where(group * SIDE < count, count + step, count) if LATE != 0 else count
     if LATE == 1:
         no_row = zeros_of_pieces(SIDE, BLOCK, PIECES, VECTOR, ALIGNED, T)
         before = pairs_of(no_row, no_row)
+        before_factor = tl.full((SIDE, 1), 0.0, COMPUTE)
+        before_center = before_factor
     for first in tl.range(group * SIDE, end, step, num_stages=STAGES):
         row = first + tl.arange(0, SIDE)
         row_mask = row < count
         # A row that is not split exists, and so do all elements of its pieces except in the last
         # one.
         LOADED: tl.constexpr = SIDE == 1 and SPLITS == 1
-        in_offset = strided_offset(row, sizes, starts[3] + part, strides[3], RANK, True) - shift
-        grad_offset = strided_offset(row, sizes, starts[1] + part, strides[1], RANK, True) - shift
-        held = load_pieces(
-            (input, grad_output), (in_offset, in_offset, grad_offset), (1, 1, 1), 0, begin, stop,
-            None if LOADED else row_mask, 0.0, LOADS, None, T, BLOCK, PIECES, False, False, VECTOR,
-            ALIGNED,
+        held = load_range(
+            0, COPIED, inputs, row, None if LOADED else row_mask, sizes, in_starts, in_strides,
+            shift, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
+        ) + ahead  # fmt: skip
+        ahead = load_range(
+            COPIED, ALL_PIECES, inputs, row + step, row + step < count, sizes, in_starts,
+            in_strides, shift, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
         )  # fmt: skip
+        held_sums = sums_ahead
+        if SUMS_AHEAD:
+            sums_ahead = load_range(
+                COPIED, ALL_PIECES, (grad_sum,), row + step, row + step < count, sizes,
+                (sum_start,), (strides[2],), shift, begin, stop, T, RANK, BLOCK, PIECES, VECTOR,
+                ALIGNED,
+            )  # fmt: skip
         offset = strided_offset(row, sizes, starts[4], strides[4], RANK, True)
         center = load_statistic(mean, offset, row_mask)
         factor = load_statistic(rstd, offset, row_mask)
-        sum_h, sum_hy = sums_of_rows(held, scales, center, COMPUTE)
+        sum_h, sum_hy = sums_of_rows(held, scales, center, PIECES, COMPUTE)
         sum_hy *= factor
         if SPLITS > 1:
             if PHASE != 2:
@@ -188,10 +249,15 @@ def norm_backward_resident(
             if LATE == 1:
                 row -= step
                 row_mask = (row < count) & (row >= group * SIDE)
-                offset = strided_offset(row, sizes, starts[4], strides[4], RANK, True)
-                center = load_statistic(mean, offset, row_mask)
-                factor = load_statistic(rstd, offset, row_mask)
                 held, before = before, held
+                factor, before_factor = before_factor, factor
+                if mean is not None:
+                    center, before_center = before_center, center
+            if grad_sum is not None and PHASE != 1:
+                held_sums = load_range(
+                    COPIED, ALL_PIECES, (grad_sum,), row, row_mask, sizes, (sum_start,),
+                    (strides[2],), shift, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
+                )  # fmt: skip
             if PHASE != 1:
                 # The first row has none before it, so it collects its own sums, which nobody uses.
                 previous = tl.maximum(first - step, group * SIDE) if LATE != 0 else first
@@ -204,30 +270,36 @@ def norm_backward_resident(
                 sum_h = sums_of_lines(parts_h, line, SIDE)
                 sum_hy = sums_of_lines(parts_hy, line, SIDE)
         if PHASE != 1:
-            mean_h = None if mean is None else sum_h * inverse
             out_offset = strided_offset(row, sizes, starts[0] + part, strides[0], RANK, True)
             sum_offset = out_offset
             if grad_sum is not None:
-                sum_offset = strided_offset(row, sizes, starts[2] + part, strides[2], RANK, True)
+                sum_offset = strided_offset(row, sizes, sum_start, strides[2], RANK, True)
+            row_numbers = (factor, sum_hy * inverse)
+            if mean is not None:
+                row_numbers += (center, sum_h * inverse)  # type: ignore[assignment]
             new_weight, new_bias = (), ()
             for p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, False)):
                 # Narrow types are converted once more, so that they stay narrow until here.
                 wide = widen(opaque(held[p][1]), COMPUTE)
-                y = centered(widen(opaque(held[p][0]), COMPUTE), center) * factor
+                numbers = row_numbers if p < PIECES else scalars_of(row_numbers)
+                middle = None if mean is None else numbers[2]
+                y = centered(widen(opaque(held[p][0]), COMPUTE), middle) * numbers[0]
                 if WEIGHT:
                     new_weight += (fma(wide, y, by_weight[p]),)  # type: ignore[assignment]
                 if BIAS:
                     new_bias += (by_bias[p] + wide,)  # type: ignore[assignment]
                 store_gradient(
                     grad_input, grad_sum, y,
-                    scaled(wide, None if scales is None else scales[p]), factor,
-                    mean_h, sum_hy * inverse, out_offset - shift, sum_offset - shift,
+                    scaled(wide, None if scales is None else scales[p]), numbers[0],
+                    None if mean is None else numbers[3], numbers[1], out_offset - shift,
+                    sum_offset - shift,
                     piece_index(p, 0, begin, stop, BLOCK, PIECES, VECTOR),
                     piece_mask(
                         p, 0, begin, stop, None if LOADED else row_mask, BLOCK, PIECES, False,
                         VECTOR, PEELED,
                     ),
                     T, VECTOR, is_whole(p, PIECES, VECTOR, ALIGNED, False),
+                    held_sums[p - COPIED][0] if grad_sum is not None and p >= COPIED else None,
                 )  # fmt: skip
             if WEIGHT:
                 by_weight = new_weight

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from diglot.triton_ops.lib.math import divide, fma, reciprocal_root
 from diglot.triton_ops.lib.reduce.states import (
+    ALL,
     BY_THREAD,
     combine_all_moments,
     combine_moments,
@@ -49,7 +50,9 @@ def moments_along(pieces, masks, length, AXIS: tl.constexpr, T: tl.constexpr):
         counts = sum_along(mask.to(total.dtype), AXIS) * (total.shape[2] // mask.shape[2])
         means = share_of(sums, counts)
     else:
-        counts = tl.broadcast_to(length.to(total.dtype), sums.shape)
+        counts = length.to(total.dtype)
+        if AXIS != ALL:
+            counts = tl.broadcast_to(counts, sums.shape)
         means = divide(sums, tl.maximum(counts, 1.0))  # a part of a row may be empty
     distances = distances_from(means, pieces[0][0], masks[0], total.dtype)
     squares = distances * distances

@@ -4,15 +4,22 @@ A tile has a power of two of elements, but rows have any length. So a row is hel
 size, as many as it needs. A long row's piece is one access of each thread. Each thread first
 reduces its elements piece by piece, so threads exchange states only once. Where rows begin between
 multiples of 16 bytes, they are *peeled*. Pieces then begin at the multiple at or before a row's
-start. They are read in the whole accesses that lie wholly in the row. The *edges* are the elements
-left on either side, fewer than an access has on each. They are a last piece, which is accessed
-element by element.
+start. They are read in whole accesses: those in the row, less the first and the last. The *edges*
+are the elements left on either side, fewer than two accesses have on each. They are a last piece,
+which is accessed element by element. It is reduced apart from the others. Its tile is so small
+that each warp has all of it, so the warps need not exchange anything for that.
+
+A weight lies otherwise than a peeled row. Its accesses are whole, too: a thread reads two
+neighbours and shifts the elements of its own access together (`load_shifted`). Both lie in the
+weight, because the first and the last access of a row belong to the edges.
 
 In CUDA C++ a thread has as many accesses as its row needs, so there are no pieces.
 """
 
 import triton
 import triton.language as tl
+
+from diglot.triton_ops.lib.reduce.states import ALL
 
 from .operation import map_tile
 from .tile import LOADS, load_held, load_parameters, tile_mask, widened_tile
@@ -28,6 +35,12 @@ def is_peeled(vector, aligned, column):
 def pieces_of(pieces, vector, aligned, column):
     """How many pieces there are, with the edges of peeled rows."""
     return pieces + is_peeled(vector, aligned, column)
+
+
+@triton.constexpr_function
+def width_of(piece, pieces, block, vector):
+    """Elements of a piece's tile. Edges have two sides, each of less than two accesses."""
+    return 4 * vector if piece == pieces else block
 
 
 @triton.constexpr_function
@@ -48,9 +61,11 @@ def row_shift(pointer, starts, VECTOR: tl.constexpr, PEELED: tl.constexpr):
 
 @triton.jit
 def whole_accesses(begin, end, VECTOR: tl.constexpr):
-    """The range of the whole accesses between two elements; empty ranges begin behind `begin`."""
-    first = (begin + VECTOR - 1) // VECTOR * VECTOR
-    return first, tl.maximum(end // VECTOR * VECTOR, first)
+    """The range of the whole accesses between two elements, less the first and the last; empty
+    ranges begin behind `begin`.
+    """
+    first = (begin + VECTOR - 1) // VECTOR * VECTOR + VECTOR
+    return first, tl.maximum(end // VECTOR * VECTOR - VECTOR, first)
 
 
 @triton.jit
@@ -65,11 +80,12 @@ def piece_index(
         at: the number of the first piece's first element, a multiple of VECTOR.
         begin, end: the range of the elements that exist; by row if peeled.
     """
-    lane = tl.arange(0, BLOCK)
+    lane = tl.arange(0, width_of(P, PIECES, BLOCK, VECTOR))
     if P == PIECES:
+        EDGE: tl.constexpr = 2 * VECTOR
         first, last = whole_accesses(begin, end, VECTOR)
         lane = lane[None, :]
-        index = tl.where(lane < VECTOR, first[:, None], last[:, None]) + (lane - VECTOR)
+        index = tl.where(lane < EDGE, first[:, None], last[:, None]) + (lane - EDGE)
     else:
         index = at + P * BLOCK + lane
     return index
@@ -90,7 +106,6 @@ def piece_mask(
     if PEELED:
         if P == PIECES:
             mask = (index >= begin[:, None]) & (index < end[:, None])
-            mask &= tl.arange(0, BLOCK)[None, :] < 2 * VECTOR
         else:
             first, last = whole_accesses(begin, end, VECTOR)
             access = (at + P * BLOCK + tl.arange(0, BLOCK) // VECTOR * VECTOR)[None, :]
@@ -123,6 +138,90 @@ def load_piece(
     )  # fmt: skip
 
 
+@triton.constexpr_function
+def is_shifted(dtype, vector):
+    """Whether whole accesses of a weight are shifted: those of 16 bytes, of small elements."""
+    return dtype.primitive_bitwidth * vector == 128 and vector >= 4
+
+
+@triton.constexpr_function
+def words_of(block, vector):
+    """Words of four bytes in a tile whose accesses have 16."""
+    return block * 4 // vector
+
+
+@triton.jit
+def word_mask(
+    P: tl.constexpr, at, begin, end, BLOCK: tl.constexpr, VECTOR: tl.constexpr, WORDS: tl.constexpr
+):
+    """`piece_mask` of a peeled row's accesses, for each of their words."""
+    first, last = whole_accesses(begin, end, VECTOR)
+    access = (at + P * BLOCK + tl.arange(0, WORDS) // 4 * VECTOR)[None, :]
+    return (access >= first[:, None]) & (access < last[:, None])
+
+
+@triton.jit
+def load_shifted(pointers, at, mask, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """A tile of BLOCK elements from number `at` on, for each of the pointers, which may lie between
+    multiples of 16 bytes.
+
+    Each thread reads the two accesses among which its own lies, as words of four bytes.
+    """
+    T: tl.constexpr = pointers.dtype.element_ty
+    shift = row_shift(pointers, 0, VECTOR, True)
+    first = tl.multiple_of((pointers - shift).to(tl.pointer_type(tl.uint32), bitcast=True), 16)
+    WORDS: tl.constexpr = words_of(BLOCK, VECTOR)
+    number = at * 4 // VECTOR + tl.arange(0, WORDS)
+    place = first[:, None] + number[None, :]
+    a = tl.load(place, mask=mask, other=0, eviction_policy=LOADS)
+    b = tl.load(place + 4, mask=mask, other=0, eviction_policy=LOADS)
+    a0, a1, a2, a3 = four_words(a)
+    b0, b1, b2, b3 = four_words(b)
+    PER_WORD: tl.constexpr = VECTOR // 4
+    words = (shift // PER_WORD).to(tl.int32)[:, None]
+    by_two, by_one = words >= 2, words % 2 == 1
+    c0, c1, c2 = tl.where(by_two, a2, a0), tl.where(by_two, a3, a1), tl.where(by_two, b0, a2)
+    c3, c4 = tl.where(by_two, b1, a3), tl.where(by_two, b2, b0)
+    d0, d1, d2 = tl.where(by_one, c1, c0), tl.where(by_one, c2, c1), tl.where(by_one, c3, c2)
+    d3 = tl.where(by_one, c4, c3)
+    if PER_WORD == 1:
+        result = tile_of_words(d0, d1, d2, d3).to(T, bitcast=True)
+    else:
+        c5 = tl.where(by_two, b3, b1)
+        d4 = tl.where(by_one, c5, c4)
+        by_half = (shift % 2 == 1)[:, None]
+        word = tile_of_words(
+            joined_halves(d0, d1, by_half), joined_halves(d1, d2, by_half),
+            joined_halves(d2, d3, by_half), joined_halves(d3, d4, by_half),
+        )  # fmt: skip
+        low, high = (word & 0xFFFF).to(tl.uint16), (word >> 16).to(tl.uint16)
+        result = tl.reshape(tl.join(low, high), (word.shape[0], BLOCK)).to(T, bitcast=True)
+    return result
+
+
+@triton.jit
+def four_words(tile):
+    """The words of each access of a tile (rows, words), as tiles (rows, accesses)."""
+    pairs = tl.reshape(tile, (tile.shape[0], tile.shape[1] // 4, 2, 2))
+    even, odd = tl.split(pairs)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def tile_of_words(first, second, third, fourth):
+    """The inverse of `four_words`."""
+    pairs = tl.join(tl.join(first, third), tl.join(second, fourth))
+    return tl.reshape(pairs, (first.shape[0], first.shape[1] * 4))
+
+
+@triton.jit
+def joined_halves(word, next, is_half):
+    """The word or, half a word further on, its second half and the first one of the next word."""
+    return tl.where(is_half, (word >> 16) | (next << 16), word)
+
+
 @triton.jit
 def load_parameter_piece(
     P: tl.constexpr, pointer, shift, at, begin, end, BLOCK: tl.constexpr, PIECES: tl.constexpr,
@@ -130,13 +229,15 @@ def load_parameter_piece(
 ):  # fmt: skip
     """A piece's tile of a weight or bias; None without one.
 
-    It is the same for every row. It begins at a multiple of 16 bytes, but a peeled row does not:
-    for such rows it is loaded element by element.
+    It is the same for every row, so it begins otherwise than peeled rows do.
     """
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
     values = None
     if pointer is not None:
-        if PEELED:
+        if PEELED and P < PIECES and is_shifted(pointer.dtype.element_ty, VECTOR):
+            mask = word_mask(P, at, begin, end, BLOCK, VECTOR, words_of(BLOCK, VECTOR))
+            values = load_shifted(pointer - shift, at + P * BLOCK, mask, BLOCK, VECTOR)
+        elif PEELED:
             index = piece_index(P, at, begin, end, BLOCK, PIECES, VECTOR)
             mask = piece_mask(P, at, begin, end, None, BLOCK, PIECES, False, VECTOR, True)
             wide = index if len(index.shape) == 2 else index[None, :]
@@ -166,15 +267,26 @@ def map_piece(
     )  # fmt: skip
 
 
+@triton.constexpr_function
+def copied_pieces(dtype, pieces, vector, aligned):
+    """How many pieces of rows a pipelined loop can load by asynchronous copies. These have four
+    bytes at least; further pieces have accesses of two bytes.
+    """
+    if aligned or dtype.primitive_bitwidth > 16:
+        return pieces_of(pieces, vector, aligned, False)
+    return pieces if vector > 1 else 0
+
+
 @triton.jit
 def load_pieces(
-    inputs, firsts, steps, at, begin, end, row_mask, OTHER: tl.constexpr, POLICY: tl.constexpr,
-    HOLD: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
-    COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, inputs, firsts, steps, at, begin, end, row_mask,
+    OTHER: tl.constexpr, POLICY: tl.constexpr, HOLD: tl.constexpr, T: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr, COLUMN: tl.constexpr, STEPS: tl.constexpr,
+    VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Loads the tiles that an operation holds of each piece."""
+    """Loads the tiles that an operation holds of each piece, from FIRST to LAST."""
     held = ()
-    for p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, COLUMN)):
+    for p in tl.static_range(FIRST, LAST):
         held += (load_piece(  # type: ignore[assignment]
             p, inputs, firsts, steps, at, begin, end, row_mask, OTHER, POLICY, HOLD, T,
             BLOCK, PIECES, COLUMN, STEPS, VECTOR, ALIGNED,
@@ -200,23 +312,48 @@ def load_parameter_pieces(
 
 @triton.jit
 def reduce_pieces(
-    held, at, begin, end, row_mask, REDUCE: tl.constexpr, T: tl.constexpr,
+    held, at, begin, end, row_mask, REDUCE: tl.constexpr, COMBINE: tl.constexpr, T: tl.constexpr,
     BLOCK: tl.constexpr, PIECES: tl.constexpr, COLUMN: tl.constexpr, VECTOR: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """The states of the rows, from the held tiles of each piece."""
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
     AXIS: tl.constexpr = 0 if COLUMN else 1
-    masks = ()
-    for p in tl.static_range(len(held)):
+    whole, masks = (), ()
+    for p in tl.static_range(PIECES):
+        whole += (held[p],)  # type: ignore[assignment]
         masks += (piece_mask(  # type: ignore[assignment]
             p, at, begin, end, row_mask, BLOCK, PIECES, COLUMN, VECTOR, PEELED
         ),)  # fmt: skip
     if PEELED:
-        length = (end - begin)[:, None]
+        first, last = whole_accesses(begin, end, VECTOR)
+        length = (last - first)[:, None]
+        mask = piece_mask(
+            PIECES, at, begin, end, row_mask, BLOCK, PIECES, COLUMN, VECTOR, PEELED
+        )  # fmt: skip
+        rest = scalar_of((end - begin)[:, None] - length)
+        IS_ONE: tl.constexpr = length.shape[0] == 1
+        edges = REDUCE((held[PIECES],), (mask,), rest, ALL if IS_ONE else AXIS, T)
+        states = COMBINE(REDUCE(whole, masks, length, AXIS, T), edges, T)
     else:
         length = tl.minimum(tl.maximum(end - at, 0), BLOCK * PIECES)
-    return REDUCE(held, masks, length, AXIS, T)
+        states = REDUCE(whole, masks, length, AXIS, T)
+    return states
+
+
+@triton.jit
+def scalar_of(column):
+    """A column of one row as a scalar, which has no layout: edges keep that of their loads."""
+    return tl.sum(column) if len(column.shape) == 2 and column.shape[0] == 1 else column
+
+
+@triton.jit
+def scalars_of(states):
+    """`scalar_of` each state."""
+    result = ()
+    for k in tl.static_range(len(states)):
+        result += (scalar_of(states[k]),)  # type: ignore[assignment]
+    return result
 
 
 @triton.jit
@@ -238,8 +375,8 @@ def map_pieces(
             parameter_piece(
                 p, bias, LOADED, shift, at, begin, end, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED
             ),
-            held[p], states, first, step, at, begin, end, row_mask, MAP, FINISH, T, BLOCK, PIECES,
-            COLUMN, STEPS, VECTOR, ALIGNED,
+            held[p], states if p < PIECES else scalars_of(states), first, step, at, begin, end,
+            row_mask, MAP, FINISH, T, BLOCK, PIECES, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from .pieces import (
     load_parameter_pieces,
     load_pieces,
     map_pieces,
+    pieces_of,
     reduce_pieces,
     row_shift,
 )
@@ -23,15 +24,17 @@ from .tile import LOADS, row_offsets, side_by_side
 def map_resident_rows(
     inputs, output, n, count, sizes, starts, strides, steps,
     second, weight, bias, statistics, numbers,
-    REDUCE: tl.constexpr, MAP: tl.constexpr, HOLD: tl.constexpr, FINISH: tl.constexpr,
-    OTHER: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr,
-    STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
-    BLOCK: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr,
+    REDUCE: tl.constexpr, COMBINE: tl.constexpr, MAP: tl.constexpr, HOLD: tl.constexpr,
+    FINISH: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr,
+    RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Loads the rows once, reduces them and maps them."""
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
     n = n.to(tl.int32)  # a row that is held is short
-    at = tl.full((), 0, tl.int64) if COLUMN else 0  # steps from element to element may be long
+    # Steps from element to element of a column may be long. No whole access of a peeled row comes
+    # before the second one.
+    at = tl.full((), 0, tl.int64) if COLUMN else (VECTOR if PEELED else 0)
     row = side_by_side(tl.program_id(0).to(tl.int64), SIDE, VECTOR, COLUMN)
     exists = row < count
     row_mask = None if SIDE == 1 and not COLUMN else exists
@@ -45,8 +48,8 @@ def map_resident_rows(
     begin = shift.to(tl.int32) if PEELED else 0
     end = begin + n
     held = load_pieces(
-        inputs, firsts, steps, at, begin, end, row_mask, OTHER, LOADS, HOLD, T, BLOCK, PIECES,
-        COLUMN, STEPS, VECTOR, ALIGNED,
+        0, pieces_of(PIECES, VECTOR, ALIGNED, COLUMN), inputs, firsts, steps, at, begin, end,
+        row_mask, OTHER, LOADS, HOLD, T, BLOCK, PIECES, COLUMN, STEPS, VECTOR, ALIGNED,
     )  # fmt: skip
     if EARLY:
         weight = load_parameter_pieces(
@@ -56,7 +59,7 @@ def map_resident_rows(
             bias, shift, at, begin, end, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED
         )
     states = reduce_pieces(
-        held, at, begin, end, row_mask, REDUCE, T, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED
+        held, at, begin, end, row_mask, REDUCE, COMBINE, T, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED
     )
     results = finish_rows(
         states, statistics, row, exists, n, sizes, starts[-1], strides[-1], numbers,

@@ -78,7 +78,7 @@ def reduce_then_map_rows(
     if (KIND == SPLIT_ROWS) | (KIND == SPLIT_COLUMNS):
         map_split_rows(
             inputs, scratch, output, n, count, sizes, starts, strides, steps,
-            second, weight, bias, statistics, numbers, REDUCE, NONE, FOLD, MAP, HOLD,
+            second, weight, bias, statistics, numbers, REDUCE, COMBINE, NONE, FOLD, MAP, HOLD,
             FINISH, OTHER, T, KIND == SPLIT_COLUMNS, RANK, STEPS, VECTOR, ALIGNED, ALIKE, SIDE,
             BLOCK, PIECES, THREADS, SPLITS, PHASE,
         )  # fmt: skip
@@ -91,8 +91,8 @@ def reduce_then_map_rows(
     elif (KIND == ROWS) | (KIND == COLUMNS):
         map_resident_rows(
             inputs, output, n, count, sizes, starts, strides, steps,
-            second, weight, bias, statistics, numbers, REDUCE, MAP, HOLD, FINISH, OTHER, T, COLUMN,
-            RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, PIECES, EARLY,
+            second, weight, bias, statistics, numbers, REDUCE, COMBINE, MAP, HOLD, FINISH, OTHER, T,
+            COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, PIECES, EARLY,
         )  # fmt: skip
     else:
         map_tiled_rows(

@@ -22,6 +22,7 @@ from .pieces import (
     pieces_of,
     reduce_pieces,
     row_shift,
+    width_of,
 )
 from .tile import (
     LOADS,
@@ -49,11 +50,12 @@ def part_of_row(n, VECTOR: tl.constexpr, PEELED: tl.constexpr, HELD: tl.constexp
 def map_split_rows(
     inputs, mailboxes, output, n, count, sizes, starts, strides, steps,
     second, weight, bias, statistics, numbers,
-    REDUCE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr, MAP: tl.constexpr,
-    HOLD: tl.constexpr, FINISH: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr,
-    COLUMN: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    ALIGNED: tl.constexpr, ALIKE: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
-    PIECES: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr, PHASE: tl.constexpr,
+    REDUCE: tl.constexpr, COMBINE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr,
+    MAP: tl.constexpr, HOLD: tl.constexpr, FINISH: tl.constexpr, OTHER: tl.constexpr,
+    T: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr,
+    VECTOR: tl.constexpr, ALIGNED: tl.constexpr, ALIKE: tl.constexpr, SIDE: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr,
+    PHASE: tl.constexpr,
 ):  # fmt: skip
     """The programs of a group split each row into equal parts. The groups are persistent: they take
     the rows in turn.
@@ -88,7 +90,8 @@ def map_split_rows(
     # An operation with `finish` is pipelined: loads of the next rows are in flight. A program
     # collects a row's states only after it has published those of its next row. It holds the row
     # until then, so it hardly ever waits. If its rows are ALIKE, it loads its part of weight and
-    # bias only once.
+    # bias only once. Other peeled rows would have those in flight too, and so much shared memory
+    # that fewer programs run.
     PIPELINED: tl.constexpr = FINISH is not None
     if ALIKE:
         row = side_by_side(group, SIDE, VECTOR, COLUMN)
@@ -104,7 +107,8 @@ def map_split_rows(
     end = tl.where(group < tiles, tiles + groups, tiles) if PIPELINED else tiles
     if PIPELINED:
         before = no_pieces(SIDE, BLOCK, PIECES, VECTOR, ALIGNED, T)
-    for tile in tl.range(group, end, groups, num_stages=STAGES if PIPELINED else 1):
+    IN_FLIGHT: tl.constexpr = STAGES if PIPELINED and (ALIKE or not PEELED) else 1
+    for tile in tl.range(group, end, groups, num_stages=IN_FLIGHT):
         row = side_by_side(tl.full((), tile, tl.int64), SIDE, VECTOR, COLUMN)
         row_mask = row < count
         first = row_offsets(row, part, sizes, starts, strides, steps, 0, RANK)
@@ -115,11 +119,12 @@ def map_split_rows(
             row_offsets(row, part, sizes, starts, strides, steps, 2, RANK) - shift,
         )  # fmt: skip
         held = load_pieces(
-            inputs, firsts, steps, 0, begin, stop, row_mask, OTHER, LOADS, HOLD, T, BLOCK, PIECES,
-            COLUMN, STEPS, VECTOR, ALIGNED,
+            0, pieces_of(PIECES, VECTOR, ALIGNED, COLUMN), inputs, firsts, steps, 0, begin, stop,
+            row_mask, OTHER, LOADS, HOLD, T, BLOCK, PIECES, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
         states = reduce_pieces(
-            held, 0, begin, stop, row_mask, REDUCE, T, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED,
+            held, 0, begin, stop, row_mask, REDUCE, COMBINE, T, BLOCK, PIECES, COLUMN, VECTOR,
+            ALIGNED,
         )  # fmt: skip
         boxes_of_tile = len(states) * step
         boxes = mailboxes + tile * boxes_of_tile
@@ -182,8 +187,8 @@ def no_pieces(
 ):  # fmt: skip
     """Zeros, as pieces of rows that an operation with `finish` holds."""
     pieces = ()
-    for _p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, False)):
-        pieces += (no_tile(SIDE, BLOCK, T),)  # type: ignore[assignment]
+    for p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, False)):
+        pieces += (no_tile(SIDE, width_of(p, PIECES, BLOCK, VECTOR), T),)  # type: ignore[assignment]
     return pieces
 
 

@@ -72,7 +72,7 @@ def map_tiled_rows(
             first, last = whole_accesses(shift, end, VECTOR)
             count = tl.sum(last - first)
         states = FOLD(states, count, ALL, T)
-    EDGES: tl.constexpr = 2 * VECTOR
+    EDGES: tl.constexpr = 4 * VECTOR
     # Pieces after the first one: the edges, if there are any.
     for p in tl.static_range(1, pieces_of(1, VECTOR, ALIGNED, COLUMN)):
         edges = load_piece(
