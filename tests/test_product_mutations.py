@@ -46,11 +46,12 @@ FAULTS = {
     ),
     "one part of memory": Fault("parts.advance();\n  if", "if"),
     "consumers before the barriers": Fault("named_barrier_sync(kReady, kThreads);", ""),
+    "several producers": Fault("elect_one()) produce(", "thread < kConsuming + 2) produce("),
     "memory ends while TMA reads it": Fault(
         "if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();", ""
     ),
     "the other consumer's rows": Fault("full, empty, tile_row,", "full, empty, 0,"),
-    "registers": Fault("take_registers<232>", "take_registers<240>"),
+    "registers": Fault("kConsumers > 2 ? 160 : 232;", "kConsumers > 2 ? 160 : 240;"),
 }
 # Of exchanged operands, whose K is split.
 SPLIT_FAULTS = {

@@ -18,14 +18,15 @@
 
 namespace diglot {
 
-template <typename T, int kColumns, bool kIsExchanged, bool kIsPlain, bool kTakesTurns>
-__global__ void __launch_bounds__(WgmmaShape<T, kColumns, kIsExchanged, kIsPlain>::kThreads, 1)
+template <typename T, int kRows, int kColumns, bool kIsExchanged, bool kIsPlain, bool kTakesTurns>
+__global__ void __launch_bounds__(
+    WgmmaShape<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns, kRows>::kThreads, 1)
     matmul_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                  const __grid_constant__ TensorMap map_c,
                  const __grid_constant__ TensorMap map_before,
                  const __grid_constant__ Epilogue<T> epilogue, char* scratch,
                  const __grid_constant__ WgmmaProduct product) {
-  multiply_by_wgmma<T, WgmmaShape<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns>>(
+  multiply_by_wgmma<T, WgmmaShape<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns, kRows>>(
       a, b, map_c, map_before, epilogue, scratch, product);
 }
 
@@ -60,19 +61,21 @@ std::optional<Operands> operands_of(const Device& device, const Product& product
   return operands;
 }
 
-// A compiled kernel, by the columns of its tiles, and how it is used.
+// A compiled kernel, by the sides of its tiles, and how it is used.
 struct Variant {
-  int columns;
+  int rows, columns;
   bool is_exchanged;
-  bool takes_turns;  // whether consumers do
-  int parts;         // of K
-  bool meets;        // whether a cluster has the parts of a tile
-  int cluster;       // blocks that share tiles of B
+  bool takes_turns;    // whether consumers do
+  int parts = 1;       // of K
+  bool meets = false;  // whether a cluster has the parts of a tile
+  int cluster = 1;     // blocks that share tiles of B
 
-  // Warpgroups that multiply, each 64 rows of a tile.
-  int consumers() const { return is_exchanged && columns <= 64 ? 1 : 2; }
-  int rows() const { return 64 * consumers(); }
-  int64_t bytes_of_sums() const { return int64_t{4} * rows() * columns; }
+  // Warpgroups that multiply.
+  int consumers() const { return takes_turns ? 2 : rows / 64; }
+  bool is_narrow() const { return is_exchanged && columns <= 64; }
+  // Its place in tables of tunables.
+  int number() const { return rows == 128 || is_narrow() ? columns : 1000 * rows + columns; }
+  int64_t bytes_of_sums() const { return int64_t{4} * rows * columns; }
 };
 
 // Nanoseconds of an H200 for a column of 128 rows: of a step at full speed, and of a tile's end.
@@ -82,14 +85,15 @@ constexpr double kMoreThanBias = 7, kActivation = 11;
 // Columns of tiles. Where more than a bias follows the sums, there are fewer kernels.
 constexpr int kPlainWidths[] = {64, 96, 128, 160, 192, 224, 256}, kWidths[] = {64, 128, 192, 256};
 // Those of exchanged tiles hold all rows of a product, so that they read the other operand once.
-constexpr int kPlainExchangedWidths[] = {16, 32, 64, 160, 192, 256},
-              kExchangedWidths[] = {16, 32, 64};
-constexpr int kTurnWidth = 128;             // where consumers take turns
+constexpr int kPlainExchangedWidths[] = {16, 32, 64, 160, 256}, kExchangedWidths[] = {16, 32, 64};
+constexpr int kTurnWidth = 128;  // where consumers take turns
+// Rows and columns of other plain tiles.
+constexpr std::pair<int, int> kOthers[] = {{64, 192}, {192, 128}, {192, 192}};
 constexpr int64_t kNever = 1, kAlways = 2;  // values of `split_in_cluster` and `turns`
 
 std::string name_of(const Variant& variant) {
   const std::string columns = std::to_string(variant.columns);
-  const std::string rows = std::to_string(variant.rows());
+  const std::string rows = std::to_string(variant.rows);
   std::string name = "wgmma, tiles of ";
   name += variant.is_exchanged ? columns + "x" + rows + ", exchanged" : rows + "x" + columns;
   if (variant.takes_turns) name += ", in turns";
@@ -103,7 +107,7 @@ std::string name_of(const Variant& variant) {
 TileSchedule tiles_of(const Product& product, int64_t m, const Variant& variant, int group) {
   const auto across = variant.is_exchanged ? product.n : m;
   const auto along = variant.is_exchanged ? m : product.n;
-  return {static_cast<int>(rounded_up_quotient(across, variant.rows())),
+  return {static_cast<int>(rounded_up_quotient(across, variant.rows)),
           static_cast<int>(rounded_up_quotient(along, variant.columns)), product.batches.numel,
           group};
 }
@@ -124,7 +128,7 @@ int cluster_of(Planner& planner, const Product& product, const Variant& variant,
   constexpr int kPair = 2;
   const int64_t asked = planner.tuned(Tunable::kProductsCluster);
   if (variant.is_exchanged || variant.takes_turns || variant.parts > 1 ||
-      product.m <= variant.rows() || asked == 1) {
+      product.m <= variant.rows || asked == 1) {
     return 1;
   }
   TileSchedule tiles = tiles_of(product, product.m, variant, 1);
@@ -141,14 +145,14 @@ bool is_plain(const Product& product) {
          around.activation == Activation::kNone;
 }
 
-// The compiled tiles that may serve a product. Those of few rows exchange their operands. Of more
-// rows, both forms may.
+// The compiled tiles that may serve a product. Those of few rows exchange their operands, or have
+// 64 rows. Of more rows, all forms may.
 std::vector<Variant> variants_of(Planner& planner, const Product& product) {
   const int64_t m = product.planned_m(), few = planner.tuned(Tunable::kProductsSwap);
   const bool has_exchanged = product.c->dtype != DType::kFloat32 && few > 0;
   std::vector<Variant> variants;
   const auto add = [&](int columns, bool is_exchanged) {
-    variants.push_back({columns, is_exchanged, false, 1, false, 1});
+    variants.push_back({rows_of_tile(is_exchanged, columns), columns, is_exchanged, false});
   };
   const auto add_narrowest = [&](const auto& widths) {  // that holds all rows
     const auto found = std::lower_bound(std::begin(widths), std::end(widths), m);
@@ -160,15 +164,19 @@ std::vector<Variant> variants_of(Planner& planner, const Product& product) {
   if (has_exchanged) {
     is_plain(product) ? add_narrowest(kPlainExchangedWidths) : add_narrowest(kExchangedWidths);
   }
-  if (variants.empty() || m > few) {
-    is_plain(product) ? add_all(kPlainWidths) : add_all(kWidths);
-    const int64_t turns = planner.tuned(Tunable::kProductsTurns);
-    const bool may_split =
-        !product.is_batch_invariant && planner.tuned(Tunable::kProductsSplit) > 1;
-    if (product.c->dtype != DType::kFloat32 && turns != kNever && !may_split) {
-      if (turns == kAlways) variants.clear();
-      variants.push_back({kTurnWidth, false, true, 1, false, 1});
+  const bool is_few = !variants.empty() && m <= few;
+  if (!is_few) is_plain(product) ? add_all(kPlainWidths) : add_all(kWidths);
+  // Where a plan must not depend on M, it has to serve few rows too.
+  if (is_plain(product) && product.c->dtype != DType::kFloat32 && !product.is_batch_invariant) {
+    for (const auto [rows, columns] : kOthers) {
+      if (!is_few || rows == 64) variants.push_back({rows, columns, false, false});
     }
+  }
+  const int64_t turns = planner.tuned(Tunable::kProductsTurns);
+  const bool may_split = !product.is_batch_invariant && planner.tuned(Tunable::kProductsSplit) > 1;
+  if (!is_few && product.c->dtype != DType::kFloat32 && turns != kNever && !may_split) {
+    if (turns == kAlways) variants.clear();
+    variants.push_back({128, kTurnWidth, false, true});
   }
   return variants;
 }
@@ -189,18 +197,18 @@ Variant best_variant(Planner& planner, const Product& product, bool can_share) {
   const int64_t asked_meeting = planner.tuned(Tunable::kProductsSplitInCluster);
   std::vector<Variant> variants = variants_of(planner, product);
   const int64_t asked = planner.tuned(Tunable::kProductsColumns);
-  const auto has_others = [&](const Variant& variant) { return variant.columns != asked; };
+  const auto has_others = [&](const Variant& variant) { return variant.number() != asked; };
   if (!std::all_of(variants.begin(), variants.end(), has_others)) {
     variants.erase(std::remove_if(variants.begin(), variants.end(), has_others), variants.end());
   }
-  Variant best{};
+  Variant best = variants.front();
   double least = std::numeric_limits<double>::max();
   for (Variant& variant : variants) {
     const int columns = variant.columns;
-    const bool is_narrow = variant.consumers() == 1;
     const auto speed = static_cast<double>(
-        planner.tuned(is_narrow ? Tunable::kProductsSpeedOfFew : Tunable::kProductsSpeed, columns));
-    const double height = is_narrow ? 0.5 : 1;
+        planner.tuned(variant.is_narrow() ? Tunable::kProductsSpeedOfFew : Tunable::kProductsSpeed,
+                      variant.number()));
+    const double height = variant.rows / 128.0;
     const TileWork work{tiles_of(product, m, variant, 1).count(),
                         static_cast<int>(steps_of(product)),
                         kStep * height * columns * 100 / speed,
@@ -236,10 +244,11 @@ constexpr bool has_full(int columns, bool is_exchanged) {
   return false;
 }
 
-template <typename T, int kColumns, bool kIsExchanged, bool kIsPlain, bool kTakesTurns = false>
+template <typename T, int kRows, int kColumns, bool kIsExchanged, bool kIsPlain,
+          bool kTakesTurns = false>
 void plan_wgmma(Planner& planner, const Product& product, Operands operands, const Variant& variant,
                 const Address<char>& scratch) {
-  using Shape = WgmmaShape<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns>;
+  using Shape = WgmmaShape<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns, kRows>;
   static_assert(Shape::kDepth == kLineBytes / sizeof(T));
   if (kIsExchanged) std::swap(operands.a, operands.b);
   const Product::Batches& batches = product.batches;
@@ -280,11 +289,24 @@ void plan_wgmma(Planner& planner, const Product& product, Operands operands, con
   Launch how{static_cast<unsigned>(blocks), Shape::kThreads};
   how.cluster_blocks = variant.meets ? variant.parts : cluster;
   how.shared_bytes = sizeof(typename Shape::Shared);
-  planner.add<matmul_wgmma<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns>>(
+  planner.add<matmul_wgmma<T, kRows, kColumns, kIsExchanged, kIsPlain, kTakesTurns>>(
       how, map(operands.a, Shape::kRows, 1), map(operands.b, Shape::kColumns, cluster),
       c.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
       before.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
       product.epilogue<T>(), scratch, given);
+}
+
+// One of kOthers.
+template <typename T, std::size_t kAt = 0>
+void plan_other(Planner& planner, const Product& product, const Operands& operands,
+                const Variant& variant, const Address<char>& sums) {
+  constexpr auto kSides = kOthers[kAt];
+  if (variant.rows == kSides.first && variant.columns == kSides.second) {
+    plan_wgmma<T, kSides.first, kSides.second, false, true>(planner, product, operands, variant,
+                                                            sums);
+  } else if constexpr (kAt + 1 < std::size(kOthers)) {
+    plan_other<T, kAt + 1>(planner, product, operands, variant, sums);
+  }
 }
 
 bool plan_on_tensor_cores(Planner& planner, const Product& product) {
@@ -319,9 +341,11 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
     const auto with = [&](auto columns, auto is_exchanged) {
       if constexpr (sizeof(T) == 2 || !is_exchanged) {
         if (is_plain(product)) {
-          plan_wgmma<T, columns, is_exchanged, true>(planner, product, *operands, variant, sums);
+          plan_wgmma<T, rows_of_tile(is_exchanged, columns), columns, is_exchanged, true>(
+              planner, product, *operands, variant, sums);
         } else if constexpr (has_full(columns, is_exchanged)) {
-          plan_wgmma<T, columns, is_exchanged, false>(planner, product, *operands, variant, sums);
+          plan_wgmma<T, rows_of_tile(is_exchanged, columns), columns, is_exchanged, false>(
+              planner, product, *operands, variant, sums);
         }
       }
     };
@@ -329,17 +353,17 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
     constexpr std::bool_constant<false> kAsTheyAre;
     if constexpr (sizeof(T) == 2) {
       if (variant.takes_turns) {
-        const auto plan = is_plain(product) ? plan_wgmma<T, kTurnWidth, false, true, true>
-                                            : plan_wgmma<T, kTurnWidth, false, false, true>;
+        const auto plan = is_plain(product) ? plan_wgmma<T, 128, kTurnWidth, false, true, true>
+                                            : plan_wgmma<T, 128, kTurnWidth, false, false, true>;
         return plan(planner, product, *operands, variant, sums);
       }
+      if (variant.number() > 1000) return plan_other<T>(planner, product, *operands, variant, sums);
     }
     switch (variant.is_exchanged ? -variant.columns : variant.columns) {
       case -16: return with(std::integral_constant<int, 16>{}, kExchanged);
       case -32: return with(std::integral_constant<int, 32>{}, kExchanged);
       case -64: return with(std::integral_constant<int, 64>{}, kExchanged);
       case -160: return with(std::integral_constant<int, 160>{}, kExchanged);
-      case -192: return with(std::integral_constant<int, 192>{}, kExchanged);
       case -256: return with(std::integral_constant<int, 256>{}, kExchanged);
       case 64: return with(std::integral_constant<int, 64>{}, kAsTheyAre);
       case 96: return with(std::integral_constant<int, 96>{}, kAsTheyAre);

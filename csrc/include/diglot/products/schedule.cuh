@@ -28,6 +28,7 @@ struct TileSchedule {
   // of 64 bits, and small products need few of them.
   template <typename Index>
   DIGLOT_HOST_DEVICE Tile tile(Index index) const {
+    if (columns == 1 && batches == 1) return {static_cast<int>(index), 0, 0};
     const Index tiles = static_cast<Index>(rows) * static_cast<Index>(columns);
     const Index batch = batches == 1 ? 0 : index / tiles, within = index - batch * tiles;
     const Index group_tiles = static_cast<Index>(group) * static_cast<Index>(columns);

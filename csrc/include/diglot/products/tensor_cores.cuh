@@ -42,23 +42,31 @@ inline constexpr MmaType kMmaType<float16> = MmaType::kFloat16;
 template <>
 inline constexpr MmaType kMmaType<float> = MmaType::kTf32;
 
+// The rows of ordinary tiles.
+constexpr int rows_of_tile(bool is_exchanged, int columns) {
+  return is_exchanged && columns <= 64 ? 64 : 128;
+}
+
 // kIsPlain: nothing but a bias follows the sums. So kernels of such products have little code, and
 // it is soon in the instruction cache.
 template <typename T, int kColumns_, bool kIsExchanged_ = false, bool kIsPlain_ = false,
-          bool kTakesTurns_ = false>
+          bool kTakesTurns_ = false, int kRows_ = rows_of_tile(kIsExchanged_, kColumns_)>
 struct WgmmaShape {
   static constexpr bool kIsExchanged = kIsExchanged_, kIsPlain = kIsPlain_;
   static constexpr bool kTakesTurns = kTakesTurns_;
   static constexpr int kBytes = sizeof(T);
   static constexpr int kLine = 128 / kBytes;  // elements that a swizzle of 128 bytes spans
   static constexpr int kColumns = kColumns_, kDepth = kLine;
-  static constexpr int kConsumers = kIsExchanged && kColumns <= 64 ? 1 : 2;
+  static constexpr int kConsumers = kTakesTurns_ ? 2 : kRows_ / 64;
   // A consumer has kHalves times 64 rows of a tile.
   static constexpr int kConsumerRows = 64, kHalves = kTakesTurns ? 2 : 1;
   static constexpr int kRows = (kTakesTurns ? kHalves : kConsumers) * kConsumerRows;
+  static_assert(kRows == kRows_);
   static constexpr int kReaders = kTakesTurns ? 1 : kConsumers;  // of a stage
   // Consumers, and behind them the producer: a warpgroup, which gives registers to the others.
   static constexpr bool kMovesRegisters = kConsumers > 1;
+  static constexpr int kConsumerRegisters = kConsumers > 2 ? 160 : 232;
+  static constexpr int kProducerRegisters = kConsumers > 2 ? 32 : 40;
   static constexpr int kProducerThreads = kMovesRegisters ? kWarpgroupThreads : 32;
   static constexpr int kThreads = kConsumers * kWarpgroupThreads + kProducerThreads;
   static constexpr int kSums = kColumns / 2;  // of a thread
@@ -77,7 +85,7 @@ struct WgmmaShape {
   static constexpr Swizzle kPanelSwizzle =
       kIsExchanged || kBytes == 4 ? Swizzle::k128 : Swizzle::k64;
   static constexpr int kPanels = kColumns / kPanelColumns;
-  static constexpr int kMostPanels = kIsExchanged ? 1 : 4 / kBytes;
+  static constexpr int kMostPanels = kIsExchanged || kConsumers > 2 ? 1 : 4 / kBytes;
   static constexpr int kPartPanels = kPanels < kMostPanels ? kPanels : kMostPanels;
   static constexpr int kPartBytes = kPartPanels * kPanel * kPanelLines * kBytes;
   static constexpr int kParts = kTakesTurns ? 4 : 2;  // that shared memory holds
@@ -496,18 +504,21 @@ DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, Clu
         for (Mbarrier& barrier : shared.are_there) barrier.init(cluster.blocks);
         fence_mbarrier_init();
       }
+      __syncwarp();
       named_barrier_arrive(kReady, kThreads);
     }
     cluster.arrive<false>();
     if (cluster.shares) cluster.wait();
-    if constexpr (Shape::kMovesRegisters) release_registers<40>();
-    if (thread == kConsuming) produce(shared, full, empty);
+    if constexpr (Shape::kMovesRegisters) release_registers<Shape::kProducerRegisters>();
+    // By elect, so that the compiler knows that there is one thread. Its values are then uniform,
+    // as TMA takes them. A loop over threads would take longer than a small stage's loads.
+    if (thread < kThreads && elect_one()) produce(shared, full, empty);
     __syncwarp();
     if (!cluster.shares) cluster.wait();
   } else {
     cluster.arrive<false>();
     if (cluster.shares) cluster.wait();
-    if constexpr (Shape::kMovesRegisters) take_registers<232>();
+    if constexpr (Shape::kMovesRegisters) take_registers<Shape::kConsumerRegisters>();
     named_barrier_sync(kReady, kThreads);
     consume(shared, full, empty);
   }
