@@ -19,6 +19,7 @@ import torch.distributed
 
 from diglot.backends.registry import BACKENDS
 from diglot.distributed.layout import REPORT_WORDS, Layout, prepare
+from diglot.distributed.operators import as_integers
 
 SECOND = 1_000_000_000
 
@@ -40,26 +41,68 @@ class Ranks:
         """Writes this process's addresses."""
         prepare(self.spaces[rank], [s.data_ptr() for s in self.spaces], self.reports[rank])
 
-    def reduce(
+    def run(
         self,
         backend: str,
         rank: int,
-        x: torch.Tensor,
-        op: str = "sum",
+        what: str,
+        inputs: tuple[torch.Tensor | None, ...],
+        outputs: tuple[Any, ...],
+        words: tuple[str, ...] = (),
         protocol: str = "push",
         blocks: int = 0,
         source: int = 0,
         patience: int = 60 * SECOND,
         call: int = 7,
-    ) -> torch.Tensor:
-        out = torch.empty_like(x)
+    ) -> None:
+        """Runs a launcher: as `diglot.distributed.operators.exchange` does."""
         at = self.layout
-        BACKENDS[backend].module("distributed.all_reduce").all_reduce(
-            [*self.spaces, *self.reports], self.spaces[rank], x, "", op, protocol, rank, at.ranks,
-            at.packets, at.most_pushed, at.staging, at.most_staged, blocks, call, source, patience,
-            out, None,
+        launcher = getattr(BACKENDS[backend].module(f"distributed.{what}"), what)
+        launcher(
+            [*self.spaces, *self.reports], self.spaces[rank], *inputs, "", *words, protocol, rank,
+            at.ranks, at.packets, at.most_pushed, at.staging, at.most_staged, blocks, call, source,
+            patience, *outputs, None,
         )  # fmt: skip
+
+    def reduce(
+        self, backend: str, rank: int, x: torch.Tensor, op: str = "sum", protocol: str = "push",
+        **options: int,
+    ) -> torch.Tensor:  # fmt: skip
+        out = torch.empty_like(x)
+        self.run(backend, rank, "all_reduce", (x,), (out,), (op,), protocol, **options)
         return out
+
+    def scatter(
+        self, backend: str, rank: int, x: torch.Tensor, op: str = "sum", protocol: str = "push",
+        **options: int,
+    ) -> torch.Tensor:  # fmt: skip
+        """The rank's part of a vector's reduction."""
+        out = x.new_empty(x.numel() // self.layout.ranks)
+        self.run(backend, rank, "reduce_scatter", (x,), (out,), (op,), protocol, **options)
+        return out
+
+    def gather(
+        self, backend: str, rank: int, x: torch.Tensor, protocol: str = "push", skipped: int = 0,
+        **options: int,
+    ) -> torch.Tensor:  # fmt: skip
+        """All ranks' vectors, in memory that begins `skipped` elements later."""
+        out = x.new_empty(x.numel() * self.layout.ranks + skipped)[skipped:]
+        bits = as_integers(x), as_integers(out)
+        self.run(backend, rank, "all_gather", bits[:1], bits[1:], (), protocol, **options)
+        return out
+
+    def add_norm(
+        self, backend: str, rank: int, x: torch.Tensor, residual: torch.Tensor,
+        weight: torch.Tensor | None, eps: float = 1e-6, protocol: str = "push", **options: int,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        """The norm, the new residual and the statistics."""
+        statistics = torch.empty(x.shape[0])
+        total, out = torch.empty_like(x), torch.empty_like(x)
+        self.run(
+            backend, rank, "all_reduce_add_rms_norm", (x, residual, weight),
+            (eps, statistics, total, out), (), protocol, **options,
+        )  # fmt: skip
+        return out, total, statistics
 
     def barrier(self, backend: str, rank: int, patience: int = 60 * SECOND) -> None:
         BACKENDS[backend].module("distributed.barrier").barrier(
