@@ -7,10 +7,12 @@ a thread for each rank. Triton's interpreter has global state, so there each ran
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -93,7 +95,7 @@ class Ranks:
 
     def add_norm(
         self, backend: str, rank: int, x: torch.Tensor, residual: torch.Tensor,
-        weight: torch.Tensor | None, eps: float = 1e-6, protocol: str = "push", **options: int,
+        weight: torch.Tensor | None, eps: float = 1e-6, protocol: str = "pull", **options: int,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         """The norm, the new residual and the statistics."""
         statistics = torch.empty(x.shape[0])
@@ -145,6 +147,23 @@ def in_threads(ranks: Ranks, work: Work) -> list[Any]:
 def at_once(backend: str, ranks: Ranks, work: Work) -> list[Any]:
     """work(ranks, backend, rank) of every rank, where the backend's ranks run."""
     return in_threads(ranks, work) if backend == "cuda" else in_processes(ranks, work)
+
+
+def read_late() -> None:
+    """Makes Triton's kernels of this process pause before each read of what peers have written."""
+    signal = importlib.import_module("diglot.triton_ops.lib.sync.signal")
+
+    def late(function: Callable[..., Any], before: float, after: float) -> Callable[..., Any]:
+        def paused(*arguments: Any) -> Any:
+            time.sleep(before)
+            result = function(*arguments)
+            time.sleep(after)
+            return result
+
+        return paused
+
+    signal.meet = late(signal.meet, 0, 0.05)
+    signal.await_packets = late(signal.await_packets, 0.05, 0)
 
 
 def _run_process(rank: int, work: Callable[[int], Any], results: Any) -> None:

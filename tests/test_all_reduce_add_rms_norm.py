@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from backends import DEVICE, KERNELS
-from peers import SECOND, Ranks, at_once
+from peers import SECOND, Ranks, at_once, read_late
 from test_all_reduce import ORDERED, same_bits
 from test_reduce_scatter import placed
 
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="test_distributed_on_gp
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Rows, columns, dtype, protocol, and whether there is a weight.
 CASES = [
-    (1, 8, BF16, "push", True),
-    (5, 200, FP16, "push", True),
-    (3, 256, FP32, "push", False),
+    (1, 8, BF16, "pull", True),
+    (5, 200, FP16, "pull", True),
+    (3, 256, FP32, "pull", False),
     (2, 1000, BF16, "pull", True),
     (5, 512, FP32, "pull", True),  # several launches
     (4, 24, FP16, "pull", False),
@@ -75,7 +75,7 @@ def test_every_rank_gets_the_oracle(backend, count):
             assert same_bits(normed, results[0][case][0])  # all ranks have the same bits
 
 
-@pytest.mark.parametrize("protocol", ["push", "pull", "in place"])
+@pytest.mark.parametrize("protocol", ["pull", "in place"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_sums_are_in_the_order_of_ranks(backend, protocol):
     def work(ranks, backend, rank):
@@ -88,7 +88,7 @@ def test_sums_are_in_the_order_of_ranks(backend, protocol):
 
 
 # Two calls of each protocol that follow each other use its two buffers; a third one the first.
-PROTOCOLS = ["push"] * 3 + ["in place"] * 2 + ["pull"] * 3
+PROTOCOLS = ["in place"] * 2 + ["pull"] * 3
 CALLS = 4 * len(PROTOCOLS)
 
 
@@ -121,7 +121,24 @@ def test_calls_in_a_row(backend, count):
     assert not any(report.any() for report in ranks.reports)
 
 
-@pytest.mark.parametrize("protocol", ["push", "pull", "in place"])
+@pytest.mark.parametrize("protocol", ["pull", "in place"])
+def test_calls_in_a_row_that_a_triton_rank_reads_late(protocol):
+    def work(ranks, backend, rank):
+        if rank == 1:
+            read_late()
+        residual, results = torch.zeros(2, 64), []
+        for call in range(4):
+            x = placed(ranks, rank, torch.full((2, 64), float(call + rank)))
+            # One program has all rows: the interpreter runs programs one after another.
+            options = {"protocol": protocol, "source": ranks.layout.room, "blocks": 1}
+            results.append(ranks.add_norm(backend, rank, x, residual, None, **options)[1])
+            x.fill_(-1e6)
+        return [total.unique().tolist() for total in results]
+
+    assert at_once("triton", Ranks(2, symmetric=8192), work) == [[[1.0], [3.0], [5.0], [7.0]]] * 2
+
+
+@pytest.mark.parametrize("protocol", ["pull", "in place"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_a_peer_that_does_not_come(backend, protocol):
     def work(ranks, backend, rank):
@@ -143,8 +160,8 @@ def test_a_peer_that_does_not_come(backend, protocol):
 def test_launchers_refuse(backend):
     ranks = Ranks(2)
     for x, protocol, why in [
-        (torch.ones(2, 6), "push", "rows begin at multiples of 16 bytes"),
-        (torch.ones(10, 128), "push", "more bytes than a slot"),
+        (torch.ones(2, 6), "pull", "rows begin at multiples of 16 bytes"),
+        (torch.ones(10, 128), "push", "rows are pulled"),
         (torch.ones(1, 4096), "pull", "a row is longer than a buffer"),
         (torch.ones(1, 8196), "pull", "more than 32 KiB|longer than a buffer"),
     ]:

@@ -83,13 +83,13 @@ CUDA = {
         EXCHANGE, "staging + part * distance", "staging + (ranks - 1 - part) * distance", SCATTER
     ),
     "the closing meeting of the norm is missing": cuda_of(
-        NORM, "if (kWay == Way::kInPlace) signals.wait(kClosing);", ""
+        NORM, "if (!kIsStaged) signals.wait(kClosing);", ""
     ),
     "the norm's rows are read before the peers are there": cuda_of(
-        NORM, "have_met = signals.meet(kOpening);", "have_met = true;"
+        NORM, "const bool have_met = signals.meet(kOpening);", "const bool have_met = true;"
     ),
     "the norm's buffer is used again one call too early": cuda_of(
-        NORM, "owner += signals.parity() * room;", "owner += 0;"
+        NORM, "= signals.parity() * room;", "= 0 * room;"
     ),
     "none": cuda(SIGNAL, "\n", "\n"),
     "none, gathered": cuda(SIGNAL, "\n", "\n", GATHER),
@@ -158,9 +158,6 @@ TRITON = {
     ),
     "the norm's buffer is used again one call too early": triton_of(
         NORM, "staging + (epoch & 1) *", "staging + (epoch & 0) *"
-    ),
-    "the norm's slot is used again one call too early": triton_of(
-        NORM, "parity = (epoch & 1) *", "parity = (epoch & 0) *"
     ),
     "none": triton(TRITON_SIGNAL, "\n", "\n"),
     "none, gathered": triton(TRITON_SIGNAL, "\n", "\n", GATHER),

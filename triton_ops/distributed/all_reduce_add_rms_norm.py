@@ -15,19 +15,7 @@ from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.plan import NOTHING, Launch, Operand, Unseen
 from diglot.triton_ops.lib.math import reciprocal_root
 from diglot.triton_ops.lib.sync import signal
-from diglot.triton_ops.lib.sync.exchange import (
-    SUM,
-    Rooms,
-    check_pushed,
-    load_pair,
-    most_programs,
-    name_of,
-    numbers,
-    or_nan,
-    reduce_word,
-    store_pair,
-    unpack,
-)
+from diglot.triton_ops.lib.sync.exchange import most_programs, name_of, numbers
 from diglot.triton_ops.lib.types import convert
 
 NUMBER = tl.constexpr(10)  # for reports
@@ -40,112 +28,6 @@ MOST_ROW_BYTES = 32 << 10
 def factor_of(squares, columns, eps):
     """1 / sqrt(mean square + eps)."""
     return reciprocal_root(squares / columns.to(tl.float32) + eps)
-
-
-@triton.jit
-def add_rounded(values, word, DTYPE: tl.constexpr):
-    """The reduced values, rounded as all_reduce rounds them, and the residual's elements in a word:
-    their sum, rounded, in float32.
-    """
-    added = unpack(word, DTYPE)
-    low = convert(convert(values[0], DTYPE).to(tl.float32) + added[0], DTYPE).to(tl.float32)
-    if len(values) == 1:
-        return (low,)
-    else:  # noqa: RET505
-        high = convert(convert(values[1], DTYPE).to(tl.float32) + added[1], DTYPE)
-        return low, high.to(tl.float32)
-
-
-@triton.jit
-def squares_of(values):
-    if len(values) == 1:
-        return values[0] * values[0]
-    else:  # noqa: RET505
-        return values[0] * values[0] + values[1] * values[1]
-
-
-@triton.jit
-def scaled(values, factor, word, DTYPE: tl.constexpr, HAS_WEIGHT: tl.constexpr):
-    if HAS_WEIGHT:
-        weight = unpack(word, DTYPE)
-        if len(values) == 1:
-            return (values[0] * factor * weight[0],)
-        else:  # noqa: RET505
-            return values[0] * factor * weight[0], values[1] * factor * weight[1]
-    elif len(values) == 1:
-        return (values[0] * factor,)
-    else:
-        return values[0] * factor, values[1] * factor
-
-
-@triton.jit
-def rows_push(
-    space, input, residual, weight, statistics, sum, out, rank, rows, columns, packets, slot_bytes,
-    eps, call, source, patience,
-    RANKS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_STATISTICS: tl.constexpr,
-    BLOCK: tl.constexpr, PHASE: tl.constexpr,
-):  # fmt: skip
-    """Each row has a program, the same on all ranks, which pushes it and takes the peers'.
-
-    BLOCK: of pairs of four bytes, that it takes at once.
-    """
-    DTYPE: tl.constexpr = out.dtype.element_ty
-    pairs = columns // (64 // DTYPE.primitive_bitwidth)
-    targets = signal.places(space, packets + rank * slot_bytes, RANKS)
-    epoch, patience = signal.begin(space, patience)
-    flag = signal.flag_of(epoch)
-    parity = (epoch & 1) * RANKS * slot_bytes
-    start, turn = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
-    for row in range(start, rows, turn):
-        for begin in range(0, pairs, BLOCK):
-            i = begin + tl.arange(0, BLOCK)
-            low, high = load_pair(input + row * columns, i, columns, True)
-            place = parity + 16 * (row * pairs + i)
-            for peer in tl.static_range(RANKS):
-                is_sent = (i < pairs) & (peer != rank)
-                signal.send_packets(targets[peer] + place, low, high, flag, is_sent)
-    missing = tl.full((BLOCK,), -1, tl.int32)
-    own = space.to(tl.int64, bitcast=True) + packets
-    for row in range(start, rows, turn):
-        squares = tl.zeros((BLOCK,), tl.float32)
-        for begin in range(0, pairs, BLOCK):
-            i = begin + tl.arange(0, BLOCK)
-            own_low, own_high = load_pair(input + row * columns, i, columns, True)
-            added_low, added_high = load_pair(residual + row * columns, i, columns, True)
-            low_sums, high_sums = (), ()
-            place = parity + 16 * (row * pairs + i)
-            for sender in tl.static_range(RANKS):
-                low, high, has_come = signal.await_packets(
-                    own + sender * slot_bytes + place, flag, (i < pairs) & (sender != rank),
-                    tl.where(missing < 0, patience, 0),
-                )  # fmt: skip
-                missing = tl.where(has_come == 0, sender, missing)
-                low = tl.where(sender == rank, own_low, low)
-                high = tl.where(sender == rank, own_high, high)
-                low_sums = reduce_word(low_sums, low, DTYPE, SUM)
-                high_sums = reduce_word(high_sums, high, DTYPE, SUM)
-            low_sums, high_sums = or_nan(low_sums, missing < 0), or_nan(high_sums, missing < 0)
-            low_sums = add_rounded(low_sums, added_low, DTYPE)
-            high_sums = add_rounded(high_sums, added_high, DTYPE)
-            store_pair(sum + row * columns, i, columns, low_sums, high_sums, SUM, RANKS, True)
-            of_pairs = squares_of(low_sums) + squares_of(high_sums)
-            squares += tl.where(i < pairs, of_pairs, 0.0)
-        factor = factor_of(tl.sum(squares), columns, eps)
-        if HAS_STATISTICS:
-            tl.store(statistics + row, factor)
-        # Each thread loads what it has stored: held in registers, long rows would spill.
-        for begin in range(0, pairs, BLOCK):
-            i = begin + tl.arange(0, BLOCK)
-            low, high = load_pair(sum + row * columns, i, columns, True)
-            weight_low, weight_high = 0, 0
-            if HAS_WEIGHT:
-                weight_low, weight_high = load_pair(weight, i, columns, True)
-            low_out = scaled(unpack(low, DTYPE), factor, weight_low, DTYPE, HAS_WEIGHT)
-            high_out = scaled(unpack(high, DTYPE), factor, weight_high, DTYPE, HAS_WEIGHT)
-            store_pair(out + row * columns, i, columns, low_out, high_out, SUM, RANKS, True)
-    late = tl.max(missing)
-    if late >= 0:
-        signal.give_up(space, rank, NUMBER, epoch, late, late < 0)
 
 
 @triton.jit
@@ -265,9 +147,9 @@ def all_reduce_add_rms_norm(
         raise ValueError("all_reduce_add_rms_norm: rows begin at multiples of 16 bytes")
     if row_bytes > MOST_ROW_BYTES:
         raise ValueError("all_reduce_add_rms_norm: a row has more than 32 KiB")
-    is_push, is_staged = protocol == "push", protocol not in ("push", "in place")
-    if is_push:
-        check_pushed(rows * row_bytes, Rooms(packets, most_pushed, staging, most_staged))
+    if protocol == "push":
+        raise ValueError("all_reduce_add_rms_norm: rows are pulled")
+    is_staged = protocol != "in place"
     most = most_staged // row_bytes if is_staged else rows
     if most == 0:
         raise ValueError("all_reduce_add_rms_norm: a row is longer than a buffer")
@@ -275,20 +157,6 @@ def all_reduce_add_rms_norm(
     has = (weight is not None, statistics is not None)
     device, registers = out.device, 64 if ranks <= 2 else 128
     programs = most_programs(blocks, out)
-    if is_push:
-        launch = Launch(
-            rows_push,
-            (device.programs(min(rows, programs), 1),),
-            pointers,
-            (rank, rows, columns, packets, 2 * most_pushed, eps),
-            (ranks, *has, THREADS),
-            WARPS,
-            numbers,
-            phases=1,
-            per_multiprocessor=1,
-            max_registers=registers,
-        )
-        return Plan("push", (launch,), None)
     block = max(THREADS, triton.next_power_of_2(columns))
     launches = tuple(
         Launch(

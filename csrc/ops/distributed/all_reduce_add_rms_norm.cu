@@ -8,34 +8,24 @@
 
 namespace diglot {
 
-constexpr int kRowThreads = 512;
+constexpr int kRowThreads = 256;
 // Accesses of 16 bytes that a thread makes to a row, at most.
-constexpr int kMostRowAccesses = 4;
-
-enum class Way { kPush, kStaged, kInPlace };
+constexpr int kMostRowAccesses = 8;
 
 // Blocks that fit on an SM. Kernels that hold much have smaller grids.
-constexpr int blocks_on_sm(int ranks, Way way, int count) {
-  return ranks > 2 || (way == Way::kPush && count > 2) ? 1 : 2;
-}
-
-// The bytes of one access: two packets hold 8.
-template <Way kWay>
-using Bits = std::conditional_t<kWay == Way::kPush, uint2, uint4>;
+constexpr int blocks_on_sm(int ranks, int count) { return ranks > 2 || count > 4 ? 1 : 2; }
 
 // Each row has a block, the same on all ranks. It holds the row in registers. kCount: accesses of
-// 16 bytes that a thread makes to it. `place` is where the slots of packets, the buffers or the
-// inputs lie in a workspace, and `room` the bytes of a slot or a buffer.
-template <typename T, int kRanks, Way kWay, int kCount>
-__global__ void __launch_bounds__(kRowThreads, blocks_on_sm(kRanks, kWay, kCount))
+// 16 bytes that a thread makes to it. `place` is where the two buffers of `room` bytes, or the
+// inputs, lie in a workspace.
+template <typename T, int kRanks, bool kIsStaged, int kCount>
+__global__ void __launch_bounds__(kRowThreads, blocks_on_sm(kRanks, kCount))
     all_reduce_add_rms_norm_rows(SignalSpace* space, int rank, int ranks, int op, int call,
                                  int64_t patience, int64_t place, int64_t room, int64_t rows,
                                  int64_t columns, const T* input, const T* residual,
                                  const T* weight, float eps, float inverse_n, float* statistics,
                                  T* sum, T* out) {
-  using Access = Bits<kWay>;
-  constexpr int kElements = sizeof(Access) / sizeof(T);
-  constexpr int kAccesses = kCount * kAccessBytes / static_cast<int>(sizeof(Access));
+  constexpr int kElements = kAccessBytes / sizeof(T);
   const auto accesses = static_cast<int>(columns / kElements);  // of a row
   char* owners[kRanks];
   DIGLOT_UNROLL
@@ -43,104 +33,107 @@ __global__ void __launch_bounds__(kRowThreads, blocks_on_sm(kRanks, kWay, kCount
     owners[r] = reinterpret_cast<char*>(space->addresses[r < ranks ? r : rank]) + place;
   }
   const auto at = [&](const T* array, int64_t row, int i) {
-    return reinterpret_cast<const Access*>(array + row * columns) + i;
+    return reinterpret_cast<const uint4*>(array + row * columns) + i;
   };
-  Signals signals(space, {rank, ranks, op, static_cast<uint16_t>(call), patience});
-  if (kWay == Way::kStaged) {
+  const auto load_row = [&](const T* array, int64_t row, uint4(&bits)[kCount]) {
     DIGLOT_UNROLL
-    for (char*& owner : owners) owner += signals.parity() * room;
-  }
-  char* const own = reinterpret_cast<char*>(space) + place;
-  if (kWay != Way::kInPlace) {
+    for (int k = 0; k < kCount; ++k) {
+      const int i = k * kRowThreads + static_cast<int>(threadIdx.x);
+      if (i < accesses) bits[k] = *at(array, row, i);
+    }
+  };
+  // These loads are in flight while the epoch is.
+  uint4 staged[kCount];
+  if (kIsStaged) load_row(input, blockIdx.x, staged);
+  Signals signals(space, {rank, ranks, op, static_cast<uint16_t>(call), patience});
+  if (kIsStaged) {
+    const int64_t buffer = signals.parity() * room;
+    DIGLOT_UNROLL
+    for (char*& owner : owners) owner += buffer;
+    auto* const own = reinterpret_cast<uint4*>(reinterpret_cast<char*>(space) + place + buffer);
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-      Access bits[kAccesses];
       DIGLOT_UNROLL
-      for (int k = 0; k < kAccesses; ++k) {
+      for (int k = 0; k < kCount; ++k) {
         const int i = k * kRowThreads + static_cast<int>(threadIdx.x);
-        if (i < accesses) bits[k] = *at(input, row, i);
+        if (i < accesses) own[row * accesses + i] = staged[k];
       }
-      DIGLOT_UNROLL
-      for (int k = 0; k < kAccesses; ++k) {
-        const int i = k * kRowThreads + static_cast<int>(threadIdx.x);
-        if (i >= accesses) continue;
-        if constexpr (kWay == Way::kPush) {
-          DIGLOT_UNROLL
-          for (int peer = 0; peer < kRanks; ++peer) {
-            if (peer >= ranks || peer == rank) continue;
-            store_packets(
-                slot_of(owners[peer], room, signals.parity(), ranks, rank) + row * accesses + i,
-                Packets::make(bits[k], signals.flag()));
-          }
-        } else {
-          reinterpret_cast<Access*>(own + signals.parity() * room)[row * accesses + i] = bits[k];
-        }
-      }
+      if (row + gridDim.x < rows) load_row(input, row + gridDim.x, staged);
     }
   }
-  bool have_met = true;
-  if (kWay != Way::kPush) have_met = signals.meet(kOpening);
+  const bool have_met = signals.meet(kOpening);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    Vector<T, kElements> totals[kAccesses];
+    // Few loads are all in flight at once. Many would take too many registers.
+    constexpr int kHeld = kRanks == 2 && kCount <= 4 ? kCount : 1;
+    uint4 bits[kHeld][kRanks], added[kHeld];
+    const auto load_sources = [&](int k, int i) {
+      if (i >= accesses) return;
+      added[k] = *at(residual, row, i);
+      DIGLOT_UNROLL
+      for (int r = 0; r < kRanks; ++r) {
+        bits[k][r] = reinterpret_cast<const uint4*>(owners[r])[row * accesses + i];
+      }
+    };
+    if (kHeld > 1) {
+      DIGLOT_UNROLL
+      for (int k = 0; k < kCount; ++k) {
+        load_sources(k % kHeld, k * kRowThreads + static_cast<int>(threadIdx.x));
+      }
+    }
+    Held<T, kElements> totals[kCount];
     float squares = 0;
     DIGLOT_UNROLL
-    for (int k = 0; k < kAccesses; ++k) {
+    for (int k = 0; k < kCount; ++k) {
       const int i = k * kRowThreads + static_cast<int>(threadIdx.x);
       if (i >= accesses) continue;
-      Access bits[kRanks], added = *at(residual, row, i);
-      bool is_there = have_met;
-      if constexpr (kWay == Way::kPush) {
-        const Access kept = *at(input, row, i);
-        DIGLOT_UNROLL
-        for (Access& each : bits) each = kept;
-        const int missing =
-            await_packets(own, room, row * accesses + i, signals, rank, ranks, bits);
-        if (missing >= 0) signals.give_up(missing);
-        is_there = missing < 0;
-      } else {
-        DIGLOT_UNROLL
-        for (int r = 0; r < kRanks; ++r) {
-          bits[r] = reinterpret_cast<const Access*>(owners[r])[row * accesses + i];
-        }
-      }
+      if (kHeld == 1) load_sources(0, i);
+      uint4(&theirs)[kRanks] = bits[k % kHeld];
+      DIGLOT_UNROLL
+      for (uint4& each : theirs) each = as_they_are(each);  // not unpacked before it is needed
       Vector<T, kElements> values[kRanks], addends;
-      unpack_ranks(bits, values);
-      memcpy(&addends, &added, sizeof(added));
+      unpack_ranks(theirs, values);
+      memcpy(&addends, &added[k % kHeld], sizeof(addends));
+      Vector<T, kElements> total;
       float sums[kElements];
-      reduce_ranks<Sum>(values, ranks, is_there, sums);
+      reduce_ranks<Sum>(values, ranks, have_met, sums);
       // The reduced values are rounded, as all_reduce rounds them, and then the sum with the
       // residual, as add_rms_norm does.
       DIGLOT_UNROLL
       for (int e = 0; e < kElements; ++e) {
         const float reduced = convert<float>(convert<T>(sums[e]));
-        totals[k][e] = convert<T>(reduced + convert<float>(addends[e]));
-        const float x = convert<float>(totals[k][e]);
+        total[e] = convert<T>(reduced + convert<float>(addends[e]));
+        const float x = convert<float>(total[e]);
         squares = fma(x, x, squares);
       }
-      store_within(sum + row * columns, int64_t{i} * kElements, columns, true, totals[k]);
+      totals[k] = Held<T, kElements>::make(total);
+      totals[k].bits = as_they_are(totals[k].bits);
     }
-    const float total = block_reduce<kRowThreads>(Sums<float, 1>{{squares}}).values[0];
+    // These loads are in flight while the block reduces: earlier there is no register for them.
+    uint4 scales[kCount];
+    if (weight != nullptr) load_row(weight, 0, scales);
+    const float of_row = block_reduce<kRowThreads>(Sums<float, 1>{{squares}}).values[0];
     // All threads have read the peers' last row.
-    if (kWay == Way::kInPlace && row + gridDim.x >= rows) signals.arrive(kClosing);
-    const float factor = reciprocal_root(fma(total, inverse_n, eps));
+    if (!kIsStaged && row + gridDim.x >= rows) signals.arrive(kClosing);
+    const float factor = reciprocal_root(fma(of_row, inverse_n, eps));
     if (statistics != nullptr && threadIdx.x == 0) statistics[row] = factor;
     DIGLOT_UNROLL
-    for (int k = 0; k < kAccesses; ++k) {
+    for (int k = 0; k < kCount; ++k) {
       const int i = k * kRowThreads + static_cast<int>(threadIdx.x);
       if (i >= accesses) continue;
-      Vector<T, kElements> scales, results;
+      Vector<T, kElements> factors, results;
+      const Vector<T, kElements> total = totals[k].get();
       if (weight != nullptr) {
-        const Access bits = *at(weight, 0, i);
-        memcpy(&scales, &bits, sizeof(bits));
+        memcpy(&factors, &scales[k], sizeof(factors));
       }
       DIGLOT_UNROLL
       for (int e = 0; e < kElements; ++e) {
-        const float y = convert<float>(totals[k][e]) * factor;
-        results[e] = convert<T>(weight == nullptr ? y : y * convert<float>(scales[e]));
+        const float y = convert<float>(total[e]) * factor;
+        results[e] = convert<T>(weight == nullptr ? y : y * convert<float>(factors[e]));
       }
+      store_within(sum + row * columns, int64_t{i} * kElements, columns, true, total);
       store_within(out + row * columns, int64_t{i} * kElements, columns, true, results);
     }
   }
-  if (kWay == Way::kInPlace) signals.wait(kClosing);
+  if (!kIsStaged) signals.wait(kClosing);
 }
 
 }  // namespace diglot
@@ -156,13 +149,13 @@ struct Chosen {
   static constexpr auto kValue = kKernel;
   static constexpr int kBlocksOnSm = kOnSm;
 };
-template <typename T, int kRanks, Way kWay, int kCount>
-using ChosenFor = Chosen<all_reduce_add_rms_norm_rows<T, kRanks, kWay, kCount>,
-                         blocks_on_sm(kRanks, kWay, kCount)>;
+template <typename T, int kRanks, bool kIsStaged, int kCount>
+using ChosenFor = Chosen<all_reduce_add_rms_norm_rows<T, kRanks, kIsStaged, kCount>,
+                         blocks_on_sm(kRanks, kCount)>;
 
 template <typename Function>
 void dispatch_count(int64_t accesses, Function function) {
-  if (accesses <= 2 * kRowThreads) return function(std::integral_constant<int, 2>{});
+  if (accesses <= 4 * kRowThreads) return function(std::integral_constant<int, 4>{});
   if (accesses <= kMostRowAccesses * kRowThreads) {
     return function(std::integral_constant<int, kMostRowAccesses>{});
   }
@@ -175,10 +168,10 @@ void dispatch_count(int64_t accesses, Function function) {
 void all_reduce_add_rms_norm(Planner& planner, TensorList, const Operand& workspace,
                              const Operand& input, const Operand& residual, const Operand* weight,
                              std::string_view, std::string_view protocol, int64_t rank,
-                             int64_t ranks, int64_t packets, int64_t most_pushed, int64_t staging,
-                             int64_t most_staged, int64_t blocks, Integer call, Integer source,
-                             Integer patience, Real eps, const Operand* statistics,
-                             const Operand& sum, const Operand& out) {
+                             int64_t ranks, int64_t, int64_t, int64_t staging, int64_t most_staged,
+                             int64_t blocks, Integer call, Integer source, Integer patience,
+                             Real eps, const Operand* statistics, const Operand& sum,
+                             const Operand& out) {
   if (input.numel == 0) return;
   const int64_t columns = input.sizes[input.rank - 1], rows = input.numel / columns;
   const int64_t row_bytes = columns * size_of(input.dtype);
@@ -189,8 +182,8 @@ void all_reduce_add_rms_norm(Planner& planner, TensorList, const Operand& worksp
   if (!is_aligned) {
     throw std::invalid_argument("all_reduce_add_rms_norm: rows begin at multiples of 16 bytes");
   }
-  if (way.is_push) check_pushed(rows * row_bytes, {packets, most_pushed, staging, most_staged});
-  const int64_t most = way.is_push || way.is_in_place ? rows : most_staged / row_bytes;
+  if (way.is_push) throw std::invalid_argument("all_reduce_add_rms_norm: rows are pulled");
+  const int64_t most = way.is_in_place ? rows : most_staged / row_bytes;
   if (most == 0) {
     throw std::invalid_argument("all_reduce_add_rms_norm: a row is longer than a buffer");
   }
@@ -204,7 +197,7 @@ void all_reduce_add_rms_norm(Planner& planner, TensorList, const Operand& worksp
           constexpr int kCount = decltype(count)::value;
           for (int64_t first = 0; first < rows; first += most) {
             const int64_t part = std::min(most, rows - first), skipped = first * columns;
-            const auto add = [&](auto kernel, const auto& call, const auto& place, int64_t room) {
+            const auto add = [&](auto kernel, const auto& place, int64_t room) {
               // All blocks of two groups run at once.
               const int64_t sms = planner.device.multiprocessors();
               const int64_t most_blocks =
@@ -219,12 +212,10 @@ void all_reduce_add_rms_norm(Planner& planner, TensorList, const Operand& worksp
                   address_of<float>(statistics) + first, sum.as<T>() + skipped,
                   out.as<T>() + skipped);
             };
-            if (way.is_push) {
-              add(ChosenFor<T, kRanks, Way::kPush, kCount>{}, 0, packets, 2 * most_pushed);
-            } else if (way.is_in_place) {
-              add(ChosenFor<T, kRanks, Way::kInPlace, kCount>{}, call, source, 0);
+            if (way.is_in_place) {
+              add(ChosenFor<T, kRanks, false, kCount>{}, source, 0);
             } else {
-              add(ChosenFor<T, kRanks, Way::kStaged, kCount>{}, call, staging, most_staged);
+              add(ChosenFor<T, kRanks, true, kCount>{}, staging, most_staged);
             }
           }
         });

@@ -21,6 +21,7 @@ from diglot.ops.add_rms_norm import add_rms_norm
 from diglot.ops.rms_norm import OPERATORS as RMS_NORM
 
 OPS = ("sum", "avg", "max", "min")
+NORM = "all_reduce_add_rms_norm"
 NONE = torch.empty(0, dtype=torch.int64)  # a workspace for the backend that needs none
 # Integers that travel for elements of a size. Longer elements travel in parts.
 INTEGERS = {1: torch.int8, 2: torch.int16}
@@ -100,7 +101,7 @@ def exchange(
         return
     space.enter()
     at = space.layout
-    protocol, offset = space.protocol(input, parts)
+    protocol, offset = space.protocol(input, parts, what == NORM)
     call = call_number(what + "".join(words), input.dtype, input.numel(), offset)
     run(
         name,
@@ -200,9 +201,7 @@ def run_all_reduce_add_rms_norm(
         return normed, total
     total, out = torch.empty_like(x), torch.empty_like(x)
     inputs = (aligned(x), aligned(residual), None if weight is None else aligned(weight))
-    exchange(
-        "all_reduce_add_rms_norm", found, inputs, (), (eps, statistics, total, out), timeout
-    )  # fmt: skip
+    exchange(NORM, found, inputs, (), (eps, statistics, total, out), timeout)
     return out, total
 
 
@@ -287,7 +286,7 @@ def _fused(
     group: str, backend: str, timeout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     statistics = _statistics_of(x)
-    found = _found("all_reduce_add_rms_norm", x, group, backend)
+    found = _found(NORM, x, group, backend)
     kept = None if weight is None else weight.contiguous()
     out, total = run_all_reduce_add_rms_norm(
         x.contiguous(), residual.contiguous(), kept, eps, found, timeout, statistics

@@ -175,16 +175,19 @@ class Workspace:
             own = self.memory.own.view(torch.uint8)[begin : begin + count * dtype.itemsize]
             return own.view(dtype).view(shape)
 
-    def protocol(self, tensor: torch.Tensor, parts: int = 1) -> tuple[str, int]:
+    def protocol(
+        self, tensor: torch.Tensor, parts: int = 1, is_pulled: bool = False
+    ) -> tuple[str, int]:
         """How a tensor is exchanged, and where it lies in the workspace, in bytes, if "in place".
 
         Args:
             tensor: contiguous.
             parts: 1, or as many as ranks, if each rank takes one part.
+            is_pulled: whether it must not be pushed.
         """
         bytes = tensor.numel() * tensor.element_size()
         of_part = bytes // parts
-        if of_part <= self.push_bytes:
+        if of_part <= self.push_bytes and not is_pulled:
             return "push", 0
         place = tensor.data_ptr() - self.memory.own.data_ptr()
         is_inside = self.layout.room <= place and place + bytes <= self.layout.bytes

@@ -1,4 +1,4 @@
-"""All ranks' tensors by torch.distributed: the launcher of the backend "torch". On GPUs that is NCCL."""
+"""All ranks' tensors by torch.distributed (NCCL on GPUs): the launcher of the backend "torch"."""
 
 from __future__ import annotations
 
