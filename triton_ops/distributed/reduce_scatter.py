@@ -1,4 +1,4 @@
-"""The reduction of a tensor over all ranks of a group, of which each rank gets a part: launcher.
+"""The reduction of a tensor over all ranks of a group; each rank gets its part: launcher.
 
 Its kernels are those of lib/sync/exchange.py. Twin of csrc/ops/distributed/reduce_scatter.cu.
 """

@@ -1,4 +1,4 @@
-// The reduction of a tensor over all ranks of a group, of which each rank gets a part: kernels,
+// The reduction of a tensor over all ranks of a group; each rank gets its part: kernels,
 // launcher, registration. Twin of triton_ops/distributed/reduce_scatter.py.
 #include "diglot/launch/exchange.h"
 #include "torch/launcher.h"

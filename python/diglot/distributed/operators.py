@@ -1,7 +1,7 @@
 """The operators of collectives, `diglot::<name>`: what compilers and autograd see of them.
 
-An operator finds its group by name, and its backend by what was asked for, "" for nothing. So a
-compiled graph holds neither a group nor a workspace.
+An operator finds its group by name, and chooses its backend as it runs; "" is the default of both.
+So a compiled graph holds neither a group nor a workspace.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ struct Protocol {
   const char* name() const { return is_push ? "push" : is_in_place ? "pull in place" : "pull"; }
 };
 
-// Blocks of a launch: for `bytes` of which a block takes `bytes_of_block` at once, at most `most`;
-// 0: one for each SM.
+// Blocks of a launch for that many bytes. A block takes `bytes_of_block` at once. There are at most
+// `most` blocks; 0: one for each SM.
 inline unsigned exchange_blocks(const Planner& planner, int64_t most, int64_t bytes,
                                 int64_t bytes_of_block) {
   if (most <= 0) most = planner.device.multiprocessors();

@@ -1,4 +1,4 @@
-"""A reduction over ranks, of which each gets a part, by torch.distributed: the backend "torch"."""
+"""A reduction over ranks by torch.distributed, where each gets its part: the backend "torch"."""
 
 from __future__ import annotations
 
