@@ -22,7 +22,7 @@ from diglot.bench import (
     standing,
 )
 from diglot.bench.barrier_tables import designs_table, use_table
-from diglot.bench.collective_tables import collectives_table
+from diglot.bench.collective_tables import collectives_table, exchanges_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.graph_tables import graphs_markdown
 from diglot.bench.harness import MODES, OURS
@@ -277,6 +277,7 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
         "comparisons/*-collectives.json",
         each(collectives_table),
     ),
+    ("docs/collectives.md", "exchanges", "comparisons/*-exchanges.json", each(exchanges_table)),
     (
         "docs/products.md",
         "bench",

@@ -7,10 +7,12 @@ a thread for each rank. Triton's interpreter has global state, so there each ran
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch.distributed
 
 from diglot.backends.registry import BACKENDS
 from diglot.distributed.layout import REPORT_WORDS, Layout, prepare
+from diglot.distributed.operators import as_integers
 
 SECOND = 1_000_000_000
 
@@ -40,26 +43,68 @@ class Ranks:
         """Writes this process's addresses."""
         prepare(self.spaces[rank], [s.data_ptr() for s in self.spaces], self.reports[rank])
 
-    def reduce(
+    def run(
         self,
         backend: str,
         rank: int,
-        x: torch.Tensor,
-        op: str = "sum",
+        what: str,
+        inputs: tuple[torch.Tensor | None, ...],
+        outputs: tuple[Any, ...],
+        words: tuple[str, ...] = (),
         protocol: str = "push",
         blocks: int = 0,
         source: int = 0,
         patience: int = 60 * SECOND,
         call: int = 7,
-    ) -> torch.Tensor:
-        out = torch.empty_like(x)
+    ) -> None:
+        """Runs a launcher: as `diglot.distributed.operators.exchange` does."""
         at = self.layout
-        BACKENDS[backend].module("distributed.all_reduce").all_reduce(
-            [*self.spaces, *self.reports], self.spaces[rank], x, "", op, protocol, rank, at.ranks,
-            at.packets, at.most_pushed, at.staging, at.most_staged, blocks, call, source, patience,
-            out, None,
+        launcher = getattr(BACKENDS[backend].module(f"distributed.{what}"), what)
+        launcher(
+            [*self.spaces, *self.reports], self.spaces[rank], *inputs, "", *words, protocol, rank,
+            at.ranks, at.packets, at.most_pushed, at.staging, at.most_staged, blocks, call, source,
+            patience, *outputs, None,
         )  # fmt: skip
+
+    def reduce(
+        self, backend: str, rank: int, x: torch.Tensor, op: str = "sum", protocol: str = "push",
+        **options: int,
+    ) -> torch.Tensor:  # fmt: skip
+        out = torch.empty_like(x)
+        self.run(backend, rank, "all_reduce", (x,), (out,), (op,), protocol, **options)
         return out
+
+    def scatter(
+        self, backend: str, rank: int, x: torch.Tensor, op: str = "sum", protocol: str = "push",
+        **options: int,
+    ) -> torch.Tensor:  # fmt: skip
+        """The rank's part of a vector's reduction."""
+        out = x.new_empty(x.numel() // self.layout.ranks)
+        self.run(backend, rank, "reduce_scatter", (x,), (out,), (op,), protocol, **options)
+        return out
+
+    def gather(
+        self, backend: str, rank: int, x: torch.Tensor, protocol: str = "push", skipped: int = 0,
+        **options: int,
+    ) -> torch.Tensor:  # fmt: skip
+        """All ranks' vectors, in memory that begins `skipped` elements later."""
+        out = x.new_empty(x.numel() * self.layout.ranks + skipped)[skipped:]
+        bits = as_integers(x), as_integers(out)
+        self.run(backend, rank, "all_gather", bits[:1], bits[1:], (), protocol, **options)
+        return out
+
+    def add_norm(
+        self, backend: str, rank: int, x: torch.Tensor, residual: torch.Tensor,
+        weight: torch.Tensor | None, eps: float = 1e-6, protocol: str = "pull", **options: int,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        """The norm, the new residual and the statistics."""
+        statistics = torch.empty(x.shape[0])
+        total, out = torch.empty_like(x), torch.empty_like(x)
+        self.run(
+            backend, rank, "all_reduce_add_rms_norm", (x, residual, weight),
+            (eps, statistics, total, out), (), protocol, **options,
+        )  # fmt: skip
+        return out, total, statistics
 
     def barrier(self, backend: str, rank: int, patience: int = 60 * SECOND) -> None:
         BACKENDS[backend].module("distributed.barrier").barrier(
@@ -102,6 +147,23 @@ def in_threads(ranks: Ranks, work: Work) -> list[Any]:
 def at_once(backend: str, ranks: Ranks, work: Work) -> list[Any]:
     """work(ranks, backend, rank) of every rank, where the backend's ranks run."""
     return in_threads(ranks, work) if backend == "cuda" else in_processes(ranks, work)
+
+
+def read_late() -> None:
+    """Makes Triton's kernels of this process pause before each read of what peers have written."""
+    signal = importlib.import_module("diglot.triton_ops.lib.sync.signal")
+
+    def late(function: Callable[..., Any], before: float, after: float) -> Callable[..., Any]:
+        def paused(*arguments: Any) -> Any:
+            time.sleep(before)
+            result = function(*arguments)
+            time.sleep(after)
+            return result
+
+        return paused
+
+    signal.meet = late(signal.meet, 0, 0.05)
+    signal.await_packets = late(signal.await_packets, 0.05, 0)
 
 
 def _run_process(rank: int, work: Callable[[int], Any], results: Any) -> None:

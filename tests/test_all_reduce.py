@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 from backends import DEVICE, KERNELS
-from peers import SECOND, Ranks, at_once
+from peers import SECOND, Ranks, at_once, read_late
 
 from diglot.distributed.layout import EPOCH_WORD, FAULT_WORD
 from diglot.reference.distributed.all_reduce import all_reduce_oracle
-from diglot.triton_ops.lib.sync import signal
 
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="test_distributed_on_gpu.py has GPUs")
 
@@ -140,19 +139,9 @@ def test_calls_in_a_row(backend, count):
 def test_calls_in_a_row_that_a_triton_rank_reads_late(protocol):
     """Rank 1 pauses before each of its reads, and rank 0 goes on to its next call."""
 
-    def late(function, before, after):
-        def paused(*arguments):
-            time.sleep(before)
-            result = function(*arguments)
-            time.sleep(after)
-            return result
-
-        return paused
-
     def work(ranks, backend, rank):
         if rank == 1:
-            signal.meet = late(signal.meet, 0, 0.05)
-            signal.await_packets = late(signal.await_packets, 0.05, 0)
+            read_late()
         room = ranks.layout.room
         place = ranks.spaces[rank].view(torch.int32)[room // 4 :].view(FP32)
         results = []
@@ -250,11 +239,18 @@ def test_launchers_refuse(backend):
 WATCHED = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import peers, test_all_reduce as tests
+import peers
+import test_all_gather, test_all_reduce, test_all_reduce_add_rms_norm, test_reduce_scatter
 for count in (2, 3):
-    ranks = peers.Ranks(count, symmetric=8192)
-    assert peers.at_once("cuda", ranks, tests.reduce_in_a_row) == [0] * count
-    peers.at_once("cuda", peers.Ranks(count), tests.reduce_cases)  # of several types
+    for row, cases in [  # the latter of several types
+        (test_all_reduce.reduce_in_a_row, test_all_reduce.reduce_cases),
+        (test_all_gather.gather_in_a_row, test_all_gather.gather_cases),
+        (test_reduce_scatter.scatter_in_a_row, test_reduce_scatter.scatter_cases),
+        (test_all_reduce_add_rms_norm.norm_in_a_row, test_all_reduce_add_rms_norm.norm_cases),
+    ]:
+        ranks = peers.Ranks(count, symmetric=8192)
+        assert peers.at_once("cuda", ranks, row) == [0] * count
+        peers.at_once("cuda", peers.Ranks(count, symmetric=1 << 15), cases)
 """
 
 

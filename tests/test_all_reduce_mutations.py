@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 
 import pytest
@@ -15,18 +16,28 @@ pytestmark = [
     pytest.mark.skipif(DEVICE == "cuda", reason="kernels are interpreted here"),
 ]
 
-SIGNAL, REDUCE = "csrc/include/diglot/sync/signal.cuh", "csrc/ops/distributed/all_reduce.cu"
-TRITON_SIGNAL = "triton_ops/lib/sync/signal.py"
-TRITON_REDUCE = "triton_ops/distributed/all_reduce.py"
+SIGNAL, EXCHANGE = (f"csrc/include/diglot/sync/{name}.cuh" for name in ("signal", "exchange"))
+GATHER, SCATTER, NORM = "all_gather", "reduce_scatter", "all_reduce_add_rms_norm"
+TRITON_SIGNAL, TRITON_EXCHANGE = (f"triton_ops/lib/sync/{n}.py" for n in ("signal", "exchange"))
 TESTS = "(in_a_row or order_of_ranks)"
 
 
-def cuda(file: str, right: str, wrong: str) -> Fault:
-    return Fault(file, right, wrong, "all_reduce", "test_all_reduce", f"cuda and {TESTS}")
+def cuda(file: str, right: str, wrong: str, op: str = "all_reduce") -> Fault:
+    return Fault(file, right, wrong, op, f"test_{op}", f"cuda and {TESTS}")
 
 
-def triton(file: str, right: str, wrong: str) -> Fault:
-    return Fault(file, right, wrong, "all_reduce", "test_all_reduce", f"triton and {TESTS}")
+def triton(file: str, right: str, wrong: str, op: str = "all_reduce") -> Fault:
+    return Fault(file, right, wrong, op, f"test_{op}", f"triton and {TESTS}")
+
+
+def cuda_of(op: str, right: str, wrong: str) -> Fault:
+    """A fault in the op's own file."""
+    return cuda(f"csrc/ops/distributed/{op}.cu", right, wrong, op)
+
+
+def triton_of(op: str, right: str, wrong: str) -> Fault:
+    """A fault in the op's own file."""
+    return triton(f"triton_ops/distributed/{op}.py", right, wrong, op)
 
 
 CUDA = {
@@ -47,19 +58,43 @@ CUDA = {
     ),
     "a signal releases nothing": cuda(SIGNAL, "Ordering::kRelease,", "Ordering::kRelaxed,"),
     "a wait acquires nothing": cuda(SIGNAL, "Ordering::kAcquire,", "Ordering::kRelaxed,"),
-    "the closing meeting is missing": cuda(REDUCE, "if (!kIsStaged) signals.meet(kClosing);", ""),
+    "the closing meeting is missing": cuda(EXCHANGE, "if (!kIsStaged) signals.meet(kClosing);", ""),
     "the order of ranks, of a push": cuda(
-        REDUCE, "memcpy(&values, &data[sender]", "memcpy(&values, &data[ranks - 1 - sender]"
+        EXCHANGE,
+        "unpack_ranks(data, values);",
+        "unpack_ranks(data, values);\n"
+        "    for (int r = 0; r < ranks; ++r) memcpy(&values[r], &data[ranks - 1 - r], 8);",
     ),
     "the order of ranks, of a pull": cuda(
-        REDUCE,
-        "memcpy(&values, &bits[l][r], sizeof(values));",
-        "memcpy(&values, &bits[l][(r + rank) % ranks], sizeof(values));",
+        EXCHANGE,
+        "unpack_ranks(bits[l], values);",
+        "for (int r = 0; r < ranks; ++r) memcpy(&values[r], &bits[l][(r + rank) % ranks], 16);",
     ),
     "a buffer is used again one call too early": cuda(
         SIGNAL, "return static_cast<int>(epoch_ & 1);", "return 0;"
     ),
+    "the order of gathered ranks": cuda_of(
+        GATHER, "out + sender * pitch", "out + (ranks - 1 - sender) * pitch"
+    ),
+    "a part that is pushed to another rank": cuda(
+        EXCHANGE, "&pushed[kHasParts ? peer : 0]", "&pushed[kHasParts ? rank : 0]", SCATTER
+    ),
+    "a part that is staged for another rank": cuda(
+        EXCHANGE, "staging + part * distance", "staging + (ranks - 1 - part) * distance", SCATTER
+    ),
+    "the closing meeting of the norm is missing": cuda_of(
+        NORM, "if (!kIsStaged) signals.wait(kClosing);", ""
+    ),
+    "the norm's rows are read before the peers are there": cuda_of(
+        NORM, "const bool have_met = signals.meet(kOpening);", "const bool have_met = true;"
+    ),
+    "the norm's buffer is used again one call too early": cuda_of(
+        NORM, "= signals.parity() * room;", "= 0 * room;"
+    ),
     "none": cuda(SIGNAL, "\n", "\n"),
+    "none, gathered": cuda(SIGNAL, "\n", "\n", GATHER),
+    "none, scattered": cuda(SIGNAL, "\n", "\n", SCATTER),
+    "none, of the norm": cuda(SIGNAL, "\n", "\n", NORM),
 }
 TRITON = {
     "the epoch is not advanced": triton(
@@ -76,69 +111,124 @@ TRITON = {
         "            packet = upper |",
     ),
     "a signal comes before the program's data": triton(
-        TRITON_REDUCE,
-        "    buffer = staging * 0\n",
-        "    buffer = staging * 0\n"
-        "    signal.meet(space, peers, signal.OPENING, rank, OP, call, epoch, patience)\n",
+        TRITON_EXCHANGE,
+        "    part = rank * 0\n",
+        "    part = rank * 0\n"
+        "    signal.meet(space, peers, signal.OPENING, rank, NUMBER, call, epoch, patience)\n",
     ),
     "the closing meeting is missing": triton(
-        TRITON_REDUCE, "    if not IS_STAGED:\n        signal", "    if False:\n        signal"
+        TRITON_EXCHANGE, "    if not IS_STAGED:\n        signal", "    if False:\n        signal"
     ),
     "the order of ranks, of a push": triton(
-        TRITON_REDUCE,
+        TRITON_EXCHANGE,
         "for sender in tl.static_range(RANKS):",
         "for sender in tl.static_range(RANKS - 1, -1, -1):",
     ),
     "the order of ranks, of a pull": triton(
-        TRITON_REDUCE,
-        "load_tile(sources[rank] + offset,",
-        "load_tile(sources[RANKS - rank] + offset,",
+        TRITON_EXCHANGE,
+        "address = tl.where(rank == r, own, sources[r] + offset)",
+        "address = tl.where(rank == RANKS - r, own, sources[RANKS - r] + offset)",
     ),
     "a slot is used again one call too early": triton(
-        TRITON_REDUCE, "parity = (epoch & 1) *", "parity = (epoch & 0) *"
+        TRITON_EXCHANGE, "parity = (epoch & 1) *", "parity = (epoch & 0) *"
     ),
     "a buffer is used again one call too early": triton(
-        TRITON_REDUCE, "staging + (epoch & 1) *", "staging + (epoch & 0) *"
+        TRITON_EXCHANGE, "staging + (epoch & 1) *", "staging + (epoch & 0) *"
+    ),
+    "the order of gathered ranks": triton(
+        TRITON_EXCHANGE,
+        "store_bits(out + sender * pitch,",
+        "store_bits(out + rank * pitch,",
+        GATHER,
+    ),
+    "a part that is pushed to another rank": triton(
+        TRITON_EXCHANGE,
+        "load_pair(input + peer * pitch,",
+        "load_pair(input + rank * pitch,",
+        SCATTER,
+    ),
+    "a part that is staged for another rank": triton(
+        TRITON_EXCHANGE,
+        "from_part = input + first + p *",
+        "from_part = input + first + rank *",
+        SCATTER,
+    ),
+    "the closing meeting of the norm is missing": triton_of(
+        NORM, "    if not IS_STAGED:\n        signal", "    if False:\n        signal"
+    ),
+    "the norm's buffer is used again one call too early": triton_of(
+        NORM, "staging + (epoch & 1) *", "staging + (epoch & 0) *"
     ),
     "none": triton(TRITON_SIGNAL, "\n", "\n"),
+    "none, gathered": triton(TRITON_SIGNAL, "\n", "\n", GATHER),
+    "none, scattered": triton(TRITON_SIGNAL, "\n", "\n", SCATTER),
+    "none, of the norm": triton(TRITON_SIGNAL, "\n", "\n", NORM),
 }
 # Each fault compiles its kernels again: for one type, one operation and up to four ranks.
+LAUNCHES = "include/diglot/launch/exchange.h"
 FEWER = [
-    ("dispatch_floating(input.dtype, [&](auto type) {", "call_for<float>([&](auto type) {"),
-    ("  if (ranks <= 2) return function(std::integral_constant<int, 2>{});\n", ""),
     (
+        LAUNCHES,
+        "  dispatch_floating(dtype, [&](auto type) {",
+        "  call_for<float>([&](auto type) {",
+    ),
+    (
+        LAUNCHES,
+        "  if (ranks <= 2) return function(std::integral_constant<int, 2>{});\n",
+        "",
+    ),
+    (
+        LAUNCHES,
         "  if (ranks <= kMostRanks) return function(std::integral_constant<int, kMostRanks>{});\n",
         "",
     ),
-    ('  if (op == "max") return function(Maximum{}, 2);\n', ""),
-    ('  if (op == "min") return function(Minimum{}, 3);\n', ""),
-]
+    (LAUNCHES, '  if (op == "max") return function(Maximum{}, 2);\n', ""),
+    (LAUNCHES, '  if (op == "min") return function(Minimum{}, 3);\n', ""),
+    (f"ops/distributed/{GATHER}.cu", "    case 1: return function(Type<uint8_t>{});\n", ""),
+    (f"ops/distributed/{GATHER}.cu", "    case 2: return function(Type<int16_t>{});\n", ""),
+    (
+        f"ops/distributed/{NORM}.cu",
+        "dispatch_ranks(ranks <= 2 ? ranks : kMostRanks,",
+        "dispatch_ranks(ranks,",
+    ),
+    (f"ops/distributed/{NORM}.cu", "if constexpr (kRanks != 4) {", "{"),
+    (
+        f"ops/distributed/{NORM}.cu",
+        "  if (accesses <= kMostRowAccesses * kRowThreads) {\n"
+        "    return function(std::integral_constant<int, kMostRowAccesses>{});\n  }\n",
+        "",
+    ),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """A folder with a copy of the sources, in which only what changes is compiled again."""
-    folder = tmp_path_factory.mktemp("peers")
-    places = copy_of_sources(folder)
-    shutil.rmtree(places["csrc"] / "ops/sm_90a")
-    path = places["csrc"] / "ops/distributed/all_reduce.cu"
-    text = path.read_text()
-    for right, wrong in FEWER:
-        assert text.count(right) == 1
-        text = text.replace(right, wrong)
-    path.write_text(text)
-    return folder, places
+def copies(tmp_path_factory):
+    """For an op, a folder with a copy of the sources. There only what changes is compiled again."""
+
+    @functools.cache
+    def copy(op: str):
+        folder = tmp_path_factory.mktemp(op)
+        places = copy_of_sources(folder)
+        shutil.rmtree(places["csrc"] / "ops/sm_90a")
+        for name, right, wrong in FEWER:
+            path = places["csrc"] / name
+            text = path.read_text()
+            assert text.count(right) == 1
+            path.write_text(text.replace(right, wrong))
+        return folder, places
+
+    return copy
 
 
-@pytest.mark.parametrize("fault", TRITON)
-def test_a_fault_of_triton_is_found(tmp_path, fault):
-    assert_found(
-        tmp_path, copy_of_sources(tmp_path), TRITON[fault], "triton", is_none=fault == "none"
-    )
+@pytest.mark.parametrize("name", TRITON)
+def test_a_fault_of_triton_is_found(tmp_path, name):
+    fault, places = TRITON[name], copy_of_sources(tmp_path)
+    assert_found(tmp_path, places, fault, "triton", is_none=name.startswith("none"))
 
 
 @pytest.mark.skipif(not has_interpreter(), reason="it builds the interpreter of CUDA kernels")
-@pytest.mark.parametrize("fault", CUDA)
-def test_a_fault_of_cuda_is_found(copy, fault, monkeypatch):
+@pytest.mark.parametrize("name", CUDA)
+def test_a_fault_of_cuda_is_found(copies, name, monkeypatch):
     monkeypatch.setenv("DIGLOT_INTERPRET_RACES", "2")  # in the workspaces too
-    assert_found(*copy, CUDA[fault], "cuda", is_none=fault == "none")
+    fault = CUDA[name]
+    assert_found(*copies(fault.op), fault, "cuda", is_none=name.startswith("none"))

@@ -12,6 +12,7 @@ from test_all_reduce import inputs, same_bits
 import diglot
 from diglot import distributed
 from diglot.reference.distributed.all_reduce import all_reduce_oracle
+from diglot.reference.rms_norm import rms_norm_oracle
 
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="test_distributed_on_gpu.py has GPUs")
 
@@ -55,6 +56,118 @@ def test_all_reduce(backend):
                     assert close[is_there].all()
                 else:
                     assert same_bits(result, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_other_collectives(backend):
+    """Small tensors, whose sums are exact, so that gloo's are the same."""
+
+    def work(rank):
+        space = distributed.Workspace(**SIZES)
+        results = []
+        for shape in [(2,), (6, 3), (4, 500), (2, 3001)]:
+            x = exact(rank, shape)
+            gathered = distributed.all_gather(x, backend=backend)
+            part = distributed.reduce_scatter(x, backend=backend)
+            assert diglot.last_run().backend == backend
+            mean = distributed.reduce_scatter(x, "avg", backend=backend)
+            normed = distributed.all_reduce_add_rms_norm(
+                x, exact(7, shape), exact(8, shape[-1:]), 1e-6, backend=backend
+            )
+            results.append((gathered, part, mean, *normed))
+        scalar = distributed.all_gather(torch.tensor(rank), backend=backend)
+        empty = distributed.all_gather(torch.empty(0, 3), backend=backend)
+        assert scalar.tolist() == [0, 1] and empty.shape == (0, 3)
+        assert distributed.reduce_scatter(torch.empty(0, 3), backend=backend).shape == (0, 3)
+        space.synchronize()
+        space.close()
+        return results
+
+    for rank, results in enumerate(in_group(2, work)):
+        for shape, result in zip([(2,), (6, 3), (4, 500), (2, 3001)], results, strict=True):
+            gathered, part, mean, normed, residual = result
+            xs = [exact(r, shape) for r in range(2)]
+            total = xs[0] + xs[1]
+            assert torch.equal(gathered, torch.cat(xs))
+            assert torch.equal(part, total.chunk(2)[rank])
+            assert torch.equal(mean, total.chunk(2)[rank] / 2)
+            assert torch.equal(residual, total + exact(7, shape))
+            expected = rms_norm_oracle(residual, exact(8, shape[-1:]), 1e-6)
+            assert torch.allclose(normed.double(), expected, rtol=1e-5)
+
+
+def exact(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Small integers in float32."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-8, 9, shape, generator=generator).float()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_gradients(backend, compiled):
+    """Each collective's gradient is its transpose, over the ranks. Also of a compiled function."""
+
+    def work(rank):
+        distributed.Workspace(**SIZES)
+        shapes = {"x": (4, 6), "residual": (4, 6), "weight": (6,)}
+        at = {name: exact(10 * rank + len(name), s).requires_grad_() for name, s in shapes.items()}
+
+        def step(x, residual, weight):
+            a = distributed.all_reduce(x, backend=backend)
+            b = distributed.all_reduce(x * 2, "avg", backend=backend)
+            c = distributed.all_gather(x, backend=backend)
+            d = distributed.reduce_scatter(x, backend=backend)
+            e = distributed.reduce_scatter(x, "avg", backend=backend)
+            f, g = distributed.all_reduce_add_rms_norm(x, residual, weight, 1e-5, backend=backend)
+            return a, b, c, d, e, f, g
+
+        run = torch.compile(step, backend="aot_eager", fullgraph=True) if compiled else step
+        outputs = run(**at)
+        along = [exact(100 * rank + i, out.shape) for i, out in enumerate(outputs)]
+        grads = torch.autograd.grad(outputs, list(at.values()), along)
+        values = [value.detach() for value in at.values()]
+        return values, [out.detach() for out in outputs], along, grads
+
+    results = in_group(2, work)
+    xs, residuals, weights = (
+        [results[r][0][i].clone().requires_grad_() for r in range(2)] for i in range(3)
+    )
+    total, leaves, along, expected = xs[0] + xs[1], [*xs, *residuals, *weights], [], []
+    for rank in range(2):
+        summed = total + residuals[rank]
+        normed = torch.nn.functional.rms_norm(summed, (6,), weights[rank], 1e-5)
+        made = [total, total, torch.cat(xs), total.chunk(2)[rank], total.chunk(2)[rank] / 2]
+        expected += [*made, normed, summed]
+        along += results[rank][2]
+    for one, other in zip([o for r in results for o in r[1]], expected, strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+    wanted = torch.autograd.grad(expected, leaves, along)
+    for i, grad in enumerate(wanted):
+        made = results[i % 2][3][i // 2]
+        assert torch.allclose(made, grad, rtol=1e-4, atol=1e-4), (i, made, grad)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_rows_that_take_two_launches(backend):
+    """Of a number of bytes that is no multiple of 16, or longer than a buffer."""
+
+    def work(rank):
+        space = distributed.Workspace(**SIZES)
+        fused, separate, ran = [], [], []
+        for columns in (6, 3000):
+            x, residual = exact(rank, (2, columns)), exact(9, (2, columns))
+            with diglot.record_runs() as runs:
+                fused.append(distributed.all_reduce_add_rms_norm(x, residual, backend=backend))
+            ran.append([run.launcher for run in runs])
+            reduced = distributed.all_reduce(x, backend=backend)
+            separate.append(diglot.add_rms_norm(reduced, residual, columns, backend=backend))
+        space.close()
+        return fused, separate, ran
+
+    for fused, separate, ran in in_group(2, work):
+        assert ran == [["all_reduce", "add_rms_norm_forward"]] * 2
+        for one, other in zip(fused, separate, strict=True):
+            assert all(map(torch.equal, one, other))
 
 
 @pytest.mark.parametrize("backend", KERNELS)
@@ -142,22 +255,35 @@ def test_bad_arguments():
     def work(rank):
         distributed.Workspace(**SIZES)
         all_reduce, x = distributed.all_reduce, torch.ones(4, 4)
+        norm = distributed.all_reduce_add_rms_norm
         return [
             message(TypeError, all_reduce, x.double()),
             message(TypeError, all_reduce, [1.0]),
             message(ValueError, all_reduce, x, "mean"),
             message(ValueError, all_reduce, x.t()[:2]),
             message(ValueError, all_reduce, x, backend="nccl"),
-            message(RuntimeError, all_reduce, x.requires_grad_()),
+            message(RuntimeError, all_reduce, torch.ones(2, requires_grad=True), "max"),
             message(
                 ValueError, distributed.Workspace, torch.distributed.new_group(), most_staged=0
             ),
+            message(TypeError, distributed.all_gather, [1.0]),
+            message(ValueError, distributed.all_gather, x.t()[:2]),
+            message(TypeError, distributed.reduce_scatter, x.double()),
+            message(ValueError, distributed.reduce_scatter, torch.tensor(1.0), backend="triton"),
+            message(ValueError, norm, torch.tensor(1.0), x),
+            message(ValueError, norm, x, x[:2]),
+            message(ValueError, norm, x, x, x[0].half()),
+            message(TypeError, norm, x, [1.0]),
         ]
 
     said = in_group(1, work)[0]
     expected = [
         "float16, bfloat16 or float32", "float16, bfloat16 or float32", "sum, avg, max, min",
-        "must be contiguous", "backend must be one of", "no gradient yet", "at least 256",
+        "must be contiguous", "backend must be one of", "has no gradient", "at least 256",
+        "all_gather: x must be a dense tensor", "must be contiguous",
+        "float16, bfloat16 or float32",
+        "first dimension of x must be divisible", "at least one dimension", "residual must have",
+        "weight must have", "residual must be a dense tensor",
     ]  # fmt: skip
     assert len(said) == len(expected)
     for text, part in zip(said, expected, strict=True):

@@ -17,8 +17,8 @@ from diglot.backends.plans import CALL, STREAM, Device, plan_runs
 from diglot.backends.registry import load_extension, load_interpreter
 
 NAME = re.compile(
-    r"\w+_(forward|backward)|all_reduce|barrier|clip_grad_norm|grid_barrier_check|moe_rows"
-    "|philox_words"
+    r"\w+_(forward|backward)|all_reduce|all_gather|reduce_scatter|all_reduce_add_rms_norm|barrier"
+    "|clip_grad_norm|grid_barrier_check|moe_rows|philox_words"
 )
 
 
@@ -62,7 +62,7 @@ def test_every_op_has_launchers():
         "moe_activation_forward", "moe_activation_backward", "moe_rows",
         "linear_backward", "bmm_forward", "addmm_forward", "baddbmm_forward", "mlp_backward",
         "clip_grad_norm", "grid_barrier_check", "all_reduce", "barrier",
-        "philox_words",
+        "all_gather", "reduce_scatter", "all_reduce_add_rms_norm", "philox_words",
     }  # fmt: skip
 
 

@@ -1,6 +1,19 @@
-"""Collectives across GPUs, in both languages: `all_reduce` and `barrier` over a `Workspace`."""
+"""Collectives across GPUs, in both languages, over a `Workspace`."""
 
-from diglot.distributed.collectives import all_reduce, barrier
+from diglot.distributed.collectives import (
+    all_gather,
+    all_reduce,
+    all_reduce_add_rms_norm,
+    barrier,
+    reduce_scatter,
+)
 from diglot.distributed.workspace import Workspace
 
-__all__ = ["Workspace", "all_reduce", "barrier"]
+__all__ = [
+    "Workspace",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_add_rms_norm",
+    "barrier",
+    "reduce_scatter",
+]

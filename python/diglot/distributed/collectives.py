@@ -1,23 +1,30 @@
-"""Collectives over a group's workspace: the contracts of `all_reduce` and `barrier`."""
+"""Collectives over a group's workspace: their contracts."""
 
 from __future__ import annotations
 
-import functools
-import zlib
 from typing import Any
 
 import torch
 import torch.distributed
+from torch.compiler import is_compiling
 
 from diglot.backends.runs import run
-from diglot.backends.selection import BackendUnavailable, choose, requested
-from diglot.distributed.workspace import Workspace, workspace_of
+from diglot.define.direct import is_direct
+from diglot.distributed.operators import (
+    NONE,
+    OPS,
+    Found,
+    find,
+    patience_of,
+    run_all_gather,
+    run_all_reduce,
+    run_all_reduce_add_rms_norm,
+    run_reduce_scatter,
+    scattered_shape,
+)
+from diglot.reference.rms_norm import default_eps
 
-# Names of ops: of the modules that have their launchers.
-ALL_REDUCE, BARRIER = "distributed.all_reduce", "distributed.barrier"
-OPS = ("sum", "avg", "max", "min")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-NONE = torch.empty(0, dtype=torch.int64)  # a workspace for the backend that needs none
 
 
 def all_reduce(
@@ -38,7 +45,8 @@ def all_reduce(
         x: contiguous tensor of any shape; float16, bfloat16 or float32. One of `Workspace.empty`
             is read in place. No rank may change it before its own call has ended on the GPU.
         op: "sum", "avg" (the sum divided by the number of ranks), "max" or "min". A NaN of any rank
-            gives NaN.
+            gives NaN. The gradient of "sum" and "avg" is the same reduction of all ranks'
+            gradients. "max" and "min" have none.
         group: the process group; by default the world.
         backend: "cuda", "triton", "torch" (`torch.distributed.all_reduce`, so NCCL on GPUs) or
             "auto". "auto" never takes "torch": ask for it.
@@ -51,52 +59,134 @@ def all_reduce(
     Raises:
         TypeError: `x` is no dense tensor of such a dtype.
         ValueError: `x` is not contiguous or on another device, or `op` or `backend` is unknown.
-        RuntimeError: a kernel has waited too long for a peer, or `x` requires a gradient.
+        RuntimeError: a kernel has waited too long for a peer, or the gradient of "max" or "min" is
+            asked for.
         diglot.BackendUnavailable: the backend cannot run, or the group has no workspace.
     """
-    if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.dtype not in DTYPES:
-        raise TypeError("all_reduce: x must be a dense tensor of float16, bfloat16 or float32")
-    if op not in OPS:
-        raise ValueError(f"all_reduce: op must be one of {', '.join(OPS)}, not {op!r}")
-    if not x.is_contiguous():
-        raise ValueError("all_reduce: x must be contiguous; call x.contiguous() first")
-    if x.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError("all_reduce has no gradient yet: call it with torch.no_grad()")
-    group = group or torch.distributed.group.WORLD
-    name, space = _choose(ALL_REDUCE, x.device, group, backend)
-    out = torch.empty_like(x)
-    if name == "torch" or space is None:
-        run(
-            name, ALL_REDUCE, "all_reduce",
-            [], NONE, x, group.group_name, op, "", 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, out,
-        )  # fmt: skip
-        return out
-    space.enter()
-    at = space.layout
-    protocol, offset = space.protocol(x)
-    run(
-        name,
-        ALL_REDUCE,
-        "all_reduce",
-        [*space.memory.all, space.report],
-        space.memory.own,
-        x,
-        space.name,
-        op,
-        protocol,
-        space.rank,
-        space.ranks,
-        at.packets,
-        at.most_pushed,
-        at.staging,
-        at.most_staged,
-        0,
-        call_number(op, x.dtype, x.numel(), offset),
-        offset,
-        _patience(space, timeout),
-        out,
+    _check_reduction("all_reduce", x, op)
+    if _is_plain(x):
+        return run_all_reduce(x, op, _found("all_reduce", x, group, backend), timeout)
+    made: torch.Tensor = torch.ops.diglot.all_reduce(x, op, *_ending(group, backend, timeout))
+    return made
+
+
+def all_gather(
+    x: torch.Tensor,
+    group: Any = None,
+    *,
+    backend: str | None = None,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """Puts the tensors of all ranks one behind the other, in the order of the ranks.
+
+    The result is that of `torch.distributed.all_gather_into_tensor`. Each rank calls this with a
+    tensor of the same shape and dtype.
+
+    Args:
+        x: contiguous tensor of any shape and dtype; otherwise as in `all_reduce`.
+        group, backend, timeout: as in `all_reduce`.
+
+    Returns:
+        A new tensor. Its first dimension is that of `x` times the number of ranks. The gradient is
+        `reduce_scatter` of all ranks' gradients. If a peer does not come in time, all bits of what
+        lacks are set. In a floating dtype that is a NaN.
+
+    Raises:
+        As `all_reduce`.
+    """
+    _check("all_gather", x)
+    if _is_plain(x):
+        return run_all_gather(x, _found("all_gather", x, group, backend), timeout)
+    made: torch.Tensor = torch.ops.diglot.all_gather(x, *_ending(group, backend, timeout))
+    return made
+
+
+def reduce_scatter(
+    x: torch.Tensor,
+    op: str = "sum",
+    group: Any = None,
+    *,
+    backend: str | None = None,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """Reduces a tensor over all ranks of a group, and gives each rank its part of the result.
+
+    The result is that of `torch.distributed.reduce_scatter_tensor`, and has the bits of a part of
+    `all_reduce`. Parts lie one behind the other along the first dimension.
+
+    Args:
+        x: as in `all_reduce`. Its first dimension is divisible by the number of ranks.
+        op: as in `all_reduce`. The gradient of "sum" is `all_gather` of all ranks' gradients.
+        group, backend, timeout: as in `all_reduce`.
+
+    Returns:
+        A new tensor. Its first dimension is that of `x` divided by the number of ranks. A peer that
+        does not come in time has the effects that `all_reduce` describes.
+
+    Raises:
+        As `all_reduce`. Also ValueError: the first dimension of `x` is not divisible.
+    """
+    _check_reduction("reduce_scatter", x, op)
+    if _is_plain(x):
+        found = _found("reduce_scatter", x, group, backend)
+        scattered_shape(x, found[2].size())
+        return run_reduce_scatter(x, op, found, timeout)
+    made: torch.Tensor = torch.ops.diglot.reduce_scatter(x, op, *_ending(group, backend, timeout))
+    return made
+
+
+def all_reduce_add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+    group: Any = None,
+    *,
+    backend: str | None = None,
+    timeout: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums a tensor over all ranks, adds a residual, and normalizes rows, in one launch.
+
+    The new residual has the bits of `all_reduce(x) + residual`. The norm is that of
+    `diglot.add_rms_norm(all_reduce(x), residual, x.shape[-1], weight, eps)`. Rows of more than 32
+    KiB, or whose bytes are no multiple of 16, take those two launches.
+
+    Args:
+        x: as in `all_reduce`, of at least one dimension. Rows are its last one.
+        residual: contiguous tensor of the shape, dtype and device of `x`, the same on all ranks.
+        weight: contiguous vector of a row's size, of the dtype of `x`; by default 1.
+        eps: as in `diglot.rms_norm`.
+        group, backend, timeout: as in `all_reduce`.
+
+    Returns:
+        The norm and the new residual, of the shape and dtype of `x`. The gradient of `x` is the sum
+        of all ranks' gradients of the new residual. A peer that does not come in time has the
+        effects that `all_reduce` describes.
+
+    Raises:
+        As `all_reduce`. Also ValueError: `residual` or `weight` does not fit `x`.
+    """
+    what = "all_reduce_add_rms_norm"
+    _check_reduction(what, x, "sum")
+    if x.dim() == 0:
+        raise ValueError(f"{what}: x must have at least one dimension")
+    wanted = [("residual", residual, x.shape)]
+    if weight is not None:
+        wanted.append(("weight", weight, x.shape[-1:]))
+    for name, tensor, shape in wanted:
+        _check(what, tensor, name)
+        if tensor.shape != shape or tensor.dtype != x.dtype or tensor.device != x.device:
+            raise ValueError(
+                f"{what}: {name} must have the shape {tuple(shape)}, and the dtype and device of x"
+            )
+    eps = default_eps(x.dtype) if eps is None else float(eps)
+    if _is_plain(x, residual, *([] if weight is None else [weight])):
+        found = _found(what, x, group, backend)
+        return run_all_reduce_add_rms_norm(x, residual, weight, eps, found, timeout)
+    normed, total, _ = torch.ops.diglot.all_reduce_add_rms_norm(
+        x, residual, weight, eps, *_ending(group, backend, timeout)
     )
-    return out
+    return normed, total
 
 
 def barrier(group: Any = None, *, backend: str | None = None, timeout: float | None = None) -> None:
@@ -114,55 +204,56 @@ def barrier(group: Any = None, *, backend: str | None = None, timeout: float | N
         diglot.BackendUnavailable: the backend cannot run, or the group has no workspace.
     """
     group = group or torch.distributed.group.WORLD
-    space = workspace_of(group)
-    device = torch.device("cpu") if space is None else space.device
-    name, space = _choose(BARRIER, device, group, backend)
-    if name == "torch" or space is None:
-        run(name, BARRIER, "barrier", [], group.group_name, 0, 1, 0, NONE)
+    name, space, _ = find("barrier", None, group, backend)
+    if space is None:
+        run(name, "distributed.barrier", "barrier", [], group.group_name, 0, 1, 0, NONE)
         return
     space.enter()
     run(
         name,
-        BARRIER,
+        "distributed.barrier",
         "barrier",
         [*space.memory.all, space.report],
         space.name,
         space.rank,
         space.ranks,
-        _patience(space, timeout),
+        patience_of(space, timeout),
         space.memory.own,
     )
 
 
-def _choose(
-    op: str, device: torch.device, group: Any, backend: str | None
-) -> tuple[str, Workspace | None]:
-    """The backend that runs, and the workspace of the group."""
-    if group is None:
-        raise RuntimeError(f"{op}: torch.distributed is not initialized")
-    name, space = choose(op, device, backend), workspace_of(group)
-    if name == "torch":
-        if requested(backend) != "torch":
-            raise BackendUnavailable(
-                f"{op}: neither 'cuda' nor 'triton' runs on {device}, and 'auto' takes no "
-                "interpreter; ask for backend='torch' to use torch.distributed"
-            )
-        return name, None
-    if space is None:
-        raise BackendUnavailable(
-            f"{op}: backend {name!r} needs a workspace, and the group has none. Every rank makes "
-            "diglot.distributed.Workspace(group) once, or asks for backend='torch'"
-        )
-    if device != space.device:
-        raise ValueError(f"{op}: the group's workspace is on {space.device}, and x on {device}")
-    return name, space
+def _check(what: str, x: Any, name: str = "x") -> None:
+    if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+        raise TypeError(f"{what}: {name} must be a dense tensor")
+    if not x.is_contiguous():
+        raise ValueError(f"{what}: {name} must be contiguous; call {name}.contiguous() first")
 
 
-def _patience(space: Workspace, timeout: float | None) -> int:
-    return int(1e9 * (space.timeout if timeout is None else timeout))
+def _check_reduction(what: str, x: Any, op: str) -> None:
+    is_tensor = isinstance(x, torch.Tensor) and x.layout == torch.strided
+    if not is_tensor or x.dtype not in DTYPES:
+        raise TypeError(f"{what}: x must be a dense tensor of float16, bfloat16 or float32")
+    if op not in OPS:
+        raise ValueError(f"{what}: op must be one of {', '.join(OPS)}, not {op!r}")
+    _check(what, x)
+    if op in ("max", "min") and x.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(f"{what}: op {op!r} has no gradient; call it with torch.no_grad()")
 
 
-@functools.lru_cache(maxsize=4096)
-def call_number(op: str, dtype: torch.dtype, count: int, offset: int) -> int:
-    """16 bits that differ, most likely, where two ranks' calls do not fit each other."""
-    return zlib.crc32(repr((op, str(dtype), count, offset)).encode()) & 0xFFFF
+def _is_plain(*tensors: torch.Tensor) -> bool:
+    """Whether nobody but the kernels needs to see the call."""
+    if is_compiling():
+        return False
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return False
+    return is_direct(*tensors)
+
+
+def _found(what: str, x: torch.Tensor, group: Any, backend: str | None) -> Found:
+    return find(what, x.device, group or torch.distributed.group.WORLD, backend)
+
+
+def _ending(group: Any, backend: str | None, timeout: float | None) -> tuple[str, str, float]:
+    """The group's name, the backend and the time-out, as operators take them."""
+    name = "" if group is None else str(group.group_name)
+    return name, backend or "", -1.0 if timeout is None else float(timeout)

@@ -30,6 +30,12 @@ REPORTED_OPS = (
     "all_reduce(max)",
     "all_reduce(min)",
     "barrier",
+    "all_gather",
+    "reduce_scatter(sum)",
+    "reduce_scatter(avg)",
+    "reduce_scatter(max)",
+    "reduce_scatter(min)",
+    "all_reduce_add_rms_norm",
 )
 # Bytes that a Workspace has room for by default.
 MOST_PUSHED, MOST_STAGED = 512 << 10, 16 << 20
@@ -169,14 +175,24 @@ class Workspace:
             own = self.memory.own.view(torch.uint8)[begin : begin + count * dtype.itemsize]
             return own.view(dtype).view(shape)
 
-    def protocol(self, tensor: torch.Tensor) -> tuple[str, int]:
-        """How a tensor is reduced, and where it lies in the workspace, in bytes, if "in place"."""
+    def protocol(
+        self, tensor: torch.Tensor, parts: int = 1, is_pulled: bool = False
+    ) -> tuple[str, int]:
+        """How a tensor is exchanged, and where it lies in the workspace, in bytes, if "in place".
+
+        Args:
+            tensor: contiguous.
+            parts: 1, or as many as ranks, if each rank takes one part.
+            is_pulled: whether it must not be pushed.
+        """
         bytes = tensor.numel() * tensor.element_size()
-        if bytes <= self.push_bytes:
+        of_part = bytes // parts
+        if of_part <= self.push_bytes and not is_pulled:
             return "push", 0
         place = tensor.data_ptr() - self.memory.own.data_ptr()
         is_inside = self.layout.room <= place and place + bytes <= self.layout.bytes
-        if is_inside and place % 16 == 0 and bytes > self.staged_bytes:
+        is_aligned = place % 16 == 0 and (parts == 1 or of_part % 16 == 0)
+        if is_inside and is_aligned and of_part > self.staged_bytes:
             return "in place", place
         return "pull", 0
 

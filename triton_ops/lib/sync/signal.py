@@ -73,13 +73,26 @@ def peers(space, rank, RANKS: tl.constexpr, THREADS: tl.constexpr):
 @triton.jit
 def meet(space, peers, PHASE: tl.constexpr, rank, OP: tl.constexpr, call, epoch, patience):
     """Waits for the same program of all ranks. Whether all came in time, and with the same call."""
+    arrive(space, peers, PHASE, rank, call, epoch)
+    return wait(space, peers, PHASE, rank, OP, call, epoch, patience)
+
+
+@triton.jit
+def arrive(space, peers, PHASE: tl.constexpr, rank, call, epoch):
+    """The first half of a meeting: what the program did before is done."""
+    place = SIGNALS + (PHASE * MOST_PROGRAMS + tl.program_id(0)) * MOST_RANKS
+    tl.debug_barrier()
+    _send(peers + 8 * (place + rank), epoch << SHIFT | call, peers != 0)
+
+
+@triton.jit
+def wait(space, peers, PHASE: tl.constexpr, rank, OP: tl.constexpr, call, epoch, patience):
+    """The second half of a meeting."""
     THREADS: tl.constexpr = peers.shape[0]
     signal = epoch << SHIFT | call
     peer = tl.arange(0, THREADS)
     is_peer = peers != 0
     place = SIGNALS + (PHASE * MOST_PROGRAMS + tl.program_id(0)) * MOST_RANKS
-    tl.debug_barrier()
-    _send(peers + 8 * (place + rank), signal, is_peer)
     own = space + place + tl.where(is_peer, peer, 0)
     state = _await(own, signal, is_peer, patience)
     worst = tl.min(state)

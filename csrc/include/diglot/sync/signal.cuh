@@ -230,11 +230,20 @@ class Signals {
   // blocks wrote before. False if a peer did not come in time, or with another call.
   DIGLOT_DEVICE bool meet(SignalPhase phase) {
     __syncthreads();
+    arrive(phase);
+    return wait(phase);
+  }
+
+  // The two halves of a meeting. All threads of the block have passed a barrier before they arrive.
+  DIGLOT_DEVICE void arrive(SignalPhase phase) {
+    if (peer_ != nullptr) {
+      store_release_system(&peer_->signals[phase][blockIdx.x][party_.rank], signal());
+    }
+  }
+  DIGLOT_DEVICE bool wait(SignalPhase phase) {
     bool have_met = true;
     if (peer_ != nullptr) {
-      const uint64_t signal = epoch_ << kShift | party_.call;
-      store_release_system(&peer_->signals[phase][blockIdx.x][party_.rank], signal);
-      have_met = await(&space_->signals[phase][blockIdx.x][threadIdx.x], signal);
+      have_met = await(&space_->signals[phase][blockIdx.x][threadIdx.x], signal());
     }
     return __syncthreads_and(have_met) != 0;
   }
@@ -264,6 +273,8 @@ class Signals {
     const unsigned long long step = blockIdx.x == 0 ? (1ull << kShift) - (gridDim.x - 1) : 1;
     return (atomicAdd(&space_->epochs, step) >> kShift) + 1;
   }
+
+  DIGLOT_DEVICE uint64_t signal() const { return epoch_ << kShift | party_.call; }
 
   DIGLOT_DEVICE bool await(const uint64_t* word, uint64_t signal) {
     Deadline deadline(party_.patience);

@@ -1,0 +1,474 @@
+"""The exchange of data between ranks: by a push of packets, or by a pull from workspaces. Twin of
+csrc/include/diglot/sync/exchange.cuh.
+
+Each rank takes n elements of every rank, and reduces them, or stores them one behind the other. All
+read the same elements, or rank r reads part r of several parts. Part p begins `pitch` elements
+behind part p - 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from diglot.backends.plans import Plan
+from diglot.triton_ops.launch.plan import Launch, Operand
+from diglot.triton_ops.lib.sync import signal
+from diglot.triton_ops.lib.types import convert
+
+OPS = {"sum": 0, "avg": 1, "max": 2, "min": 3}
+SUM, AVG, MAX, MIN, GATHER = (tl.constexpr(op) for op in range(5))
+PUSH_WARPS, PULL_WARPS = 16, 8
+THREADS = 32 * PULL_WARPS
+PAIRS = 32 * PUSH_WARPS  # of four bytes each, that a program pushes at once
+# Of a thread: two programs fit on an SM, so that all programs of two groups run at once.
+PUSH_REGISTERS, PULL_REGISTERS = 64, 128
+# Of 16 bytes, that a thread of a pull makes to each of two ranks' memory at once, at most. Of more
+# ranks it makes fewer to each.
+ACCESSES = 4
+FEW_TILES = 128  # where there are fewer tiles, each has fewer accesses
+
+
+@triton.jit
+def step(a, b, OP: tl.constexpr):
+    """One step of a reduction in the order of ranks. NaN goes on, as in torch.maximum."""
+    if OP == MAX:
+        return tl.where((a > b) | (a != a), a, b)
+    elif OP == MIN:  # noqa: RET505 - Triton compiles what follows a `return`
+        return tl.where((a < b) | (a != a), a, b)
+    else:
+        return a + b
+
+
+@triton.jit
+def finish(value, DTYPE: tl.constexpr, OP: tl.constexpr, RANKS: tl.constexpr):
+    if OP == AVG:
+        value = tl.div_rn(value, tl.full(value.shape, RANKS, tl.float32))
+    return convert(value, DTYPE)
+
+
+@triton.jit
+def unpack(word, DTYPE: tl.constexpr):
+    """The elements in 32 bits, in float32: a tuple of one or two."""
+    if DTYPE == tl.float32:
+        return (word.to(tl.float32, bitcast=True),)
+    elif DTYPE == tl.bfloat16:  # noqa: RET505
+        low, high = word << 16, word & -65536
+        return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+    else:
+        low, high = word.to(tl.int16), (word >> 16).to(tl.int16)
+        return (
+            low.to(DTYPE, bitcast=True).to(tl.float32),
+            high.to(DTYPE, bitcast=True).to(tl.float32),
+        )
+
+
+@triton.jit
+def load_word(array, first, n):
+    """The 32 bits that begin at element `first`; zeros behind the end."""
+    SIZE: tl.constexpr = array.dtype.element_ty.primitive_bitwidth
+    INTEGER: tl.constexpr = tl.int32 if SIZE == 32 else (tl.int16 if SIZE == 16 else tl.int8)
+    integers = array.to(tl.pointer_type(INTEGER))
+    word = tl.load(integers + first, mask=first < n, other=0).to(tl.int32)
+    if SIZE < 32:
+        word &= (1 << SIZE) - 1
+        for e in tl.static_range(1, 32 // SIZE):
+            bits = tl.load(integers + first + e, mask=first + e < n, other=0).to(tl.int32)
+            word |= (bits & ((1 << SIZE) - 1)) << (SIZE * e)
+    return word
+
+
+@triton.jit
+def load_pair(array, i, n, IS_WHOLE: tl.constexpr):
+    """The i-th 8 bytes of an array, as two int32; zeros behind its end.
+
+    IS_WHOLE: it begins at a multiple of 8 bytes, and its size is one.
+    """
+    COUNT: tl.constexpr = 64 // array.dtype.element_ty.primitive_bitwidth
+    if IS_WHOLE:
+        bits = tl.load(array.to(tl.pointer_type(tl.int64)) + i, mask=i < n // COUNT, other=0)
+        return bits.to(tl.int32), (bits >> 32).to(tl.int32)
+    else:  # noqa: RET505
+        return (
+            load_word(array, COUNT * i, n),
+            load_word(array, COUNT * i + COUNT // 2, n),
+        )
+
+
+@triton.jit
+def reduce_word(sums, word, DTYPE: tl.constexpr, OP: tl.constexpr):
+    """The reduction of the elements in one more rank's 32 bits; `sums` is () before the first."""
+    values = unpack(word, DTYPE)
+    if len(sums) == 0:
+        return values
+    elif len(values) == 1:  # noqa: RET505
+        return (step(sums[0], values[0], OP),)
+    else:
+        return step(sums[0], values[0], OP), step(sums[1], values[1], OP)
+
+
+@triton.jit
+def bits_of(values, DTYPE: tl.constexpr, OP: tl.constexpr, RANKS: tl.constexpr):
+    """The results as 32 bits."""
+    low = finish(values[0], DTYPE, OP, RANKS)
+    if len(values) == 1:
+        return low.to(tl.int32, bitcast=True)
+    else:  # noqa: RET505
+        high = finish(values[1], DTYPE, OP, RANKS)
+        upper = high.to(tl.int16, bitcast=True).to(tl.int32) << 16
+        return low.to(tl.int16, bitcast=True).to(tl.int32) & 65535 | upper
+
+
+@triton.jit
+def joined(low, high):
+    """Two words of 32 bits as one of 64."""
+    return low.to(tl.uint32, bitcast=True).to(tl.int64) | high.to(tl.int64) << 32
+
+
+@triton.jit
+def store_pair(
+    out, i, n, low, high, OP: tl.constexpr, RANKS: tl.constexpr, IS_WHOLE: tl.constexpr
+):  # fmt: skip
+    """Stores the results of the i-th 8 bytes. IS_WHOLE: as in `load_pair`."""
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    COUNT: tl.constexpr = 64 // DTYPE.primitive_bitwidth
+    if IS_WHOLE:
+        bits = joined(bits_of(low, DTYPE, OP, RANKS), bits_of(high, DTYPE, OP, RANKS))
+        tl.store(out.to(tl.pointer_type(tl.int64)) + i, bits, mask=i < n // COUNT)
+    else:
+        for half_pair in tl.static_range(2):
+            for e in tl.static_range(COUNT // 2):
+                place = i * COUNT + half_pair * (COUNT // 2) + e
+                value = finish((low if half_pair == 0 else high)[e], DTYPE, OP, RANKS)
+                tl.store(out + place, value, mask=place < n)
+
+
+@triton.jit
+def store_bits(out, i, n, low, high, IS_WHOLE: tl.constexpr):
+    """Stores the i-th 8 bytes as they are. IS_WHOLE: as in `load_pair`."""
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    SIZE: tl.constexpr = DTYPE.primitive_bitwidth
+    COUNT: tl.constexpr = 64 // SIZE
+    if IS_WHOLE:
+        tl.store(out.to(tl.pointer_type(tl.int64)) + i, joined(low, high), mask=i < n // COUNT)
+    else:
+        for half_pair in tl.static_range(2):
+            for e in tl.static_range(COUNT // 2):
+                place = i * COUNT + half_pair * (COUNT // 2) + e
+                value = ((low if half_pair == 0 else high) >> (SIZE * e)).to(DTYPE)
+                tl.store(out + place, value, mask=place < n)
+
+
+@triton.jit
+def or_nan(values, is_there):
+    """NaN where a peer's data lack."""
+    if len(values) == 1:
+        return (tl.where(is_there, values[0], float("nan")),)
+    else:  # noqa: RET505
+        return (
+            tl.where(is_there, values[0], float("nan")),
+            tl.where(is_there, values[1], float("nan")),
+        )
+
+
+@triton.jit
+def exchange_push(
+    space, input, out, rank, pitch, n, packets, slot_bytes, call, source, patience,
+    RANKS: tl.constexpr, OP: tl.constexpr, NUMBER: tl.constexpr, HAS_PARTS: tl.constexpr,
+    IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
+    """Each rank writes its data to all peers as packets, and takes what arrives.
+
+    HAS_PARTS: each peer gets its part of the input. NUMBER: the op's, in reports.
+    """
+    DTYPE: tl.constexpr = input.dtype.element_ty
+    COUNT: tl.constexpr = 64 // DTYPE.primitive_bitwidth
+    pairs = (n + COUNT - 1) // COUNT
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    turn = tl.num_programs(0).to(tl.int64) * BLOCK
+    # These loads are in flight while the epoch is.
+    targets = signal.places(space, packets + rank * slot_bytes, RANKS)
+    mine = input
+    if HAS_PARTS:
+        mine = input + rank * pitch
+    else:
+        low, high = load_pair(input, start + tl.arange(0, BLOCK), n, IS_WHOLE)
+    epoch, patience = signal.begin(space, patience)
+    flag = signal.flag_of(epoch)
+    parity = (epoch & 1) * RANKS * slot_bytes
+    for begin in range(start, pairs, turn):
+        i = begin + tl.arange(0, BLOCK)
+        for peer in tl.static_range(RANKS):
+            is_sent = (i < pairs) & (peer != rank)
+            if HAS_PARTS:
+                low, high = load_pair(input + peer * pitch, i, n, IS_WHOLE)
+            signal.send_packets(targets[peer] + parity + 16 * i, low, high, flag, is_sent)
+        if not HAS_PARTS:
+            low, high = load_pair(input, i + turn, n, IS_WHOLE)
+    missing = tl.full((BLOCK,), -1, tl.int32)
+    own = space.to(tl.int64, bitcast=True) + packets + parity
+    for begin in range(start, pairs, turn):
+        i = begin + tl.arange(0, BLOCK)
+        own_low, own_high = load_pair(mine, i, n, IS_WHOLE)
+        low_sums, high_sums = (), ()
+        for sender in tl.static_range(RANKS):
+            low, high, has_come = signal.await_packets(
+                own + sender * slot_bytes + 16 * i, flag, (i < pairs) & (sender != rank),
+                tl.where(missing < 0, patience, 0),
+            )  # fmt: skip
+            missing = tl.where(has_come == 0, sender, missing)
+            low = tl.where(sender == rank, own_low, low)
+            high = tl.where(sender == rank, own_high, high)
+            if OP == GATHER:
+                low = tl.where(has_come == 0, -1, low)
+                high = tl.where(has_come == 0, -1, high)
+                store_bits(out + sender * pitch, i, n, low, high, IS_WHOLE)
+            else:
+                low_sums = reduce_word(low_sums, low, DTYPE, OP)
+                high_sums = reduce_word(high_sums, high, DTYPE, OP)
+        if OP != GATHER:
+            low_sums, high_sums = or_nan(low_sums, missing < 0), or_nan(high_sums, missing < 0)
+            store_pair(out, i, n, low_sums, high_sums, OP, RANKS, IS_WHOLE)
+    late = tl.max(missing)
+    if late >= 0:
+        signal.give_up(space, rank, NUMBER, epoch, late, late < 0)
+
+
+@triton.jit
+def tile_at(array, begin, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr):
+    """Pointers to a tile. IS_ALIGNED: it begins at a multiple of 16 bytes."""
+    first = array + begin
+    if IS_ALIGNED:
+        first = tl.multiple_of(first, 16)
+    return first + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def copy(
+    source, target, begin, n, IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr
+):  # fmt: skip
+    """Copies one tile."""
+    sources = tile_at(source, begin, BLOCK, IS_ALIGNED)
+    targets = tile_at(target, begin, BLOCK, True)
+    if IS_WHOLE:
+        tl.store(targets, tl.load(sources))
+    else:
+        is_there = begin + tl.arange(0, BLOCK) < n
+        tl.store(targets, tl.load(sources, mask=is_there), mask=is_there)
+
+
+@triton.jit
+def load_tile(
+    address, begin, n, IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr
+):  # fmt: skip
+    """A tile of a rank's data."""
+    array = address.to(tl.pointer_type(DTYPE))
+    pointers = tile_at(array, begin, BLOCK, True)
+    if IS_WHOLE:
+        return tl.load(pointers)
+    else:  # noqa: RET505
+        is_there = begin + tl.arange(0, BLOCK) < n
+        return tl.load(pointers, mask=is_there, other=0)
+
+
+@triton.jit
+def store_tile(
+    out, begin, n, value,
+    IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr,
+):  # fmt: skip
+    targets = tile_at(out, begin, BLOCK, IS_ALIGNED)
+    if IS_WHOLE:
+        tl.store(targets, value)
+    else:
+        tl.store(targets, value, mask=begin + tl.arange(0, BLOCK) < n)
+
+
+@triton.jit
+def take_tile(
+    sources, offset, own, rank, out, pitch, begin, n, has_met,
+    RANKS: tl.constexpr, OP: tl.constexpr, IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+    IS_OUT_ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Reduces a tile of all ranks, or stores each rank's. `own` is the address of this rank's."""
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    address = tl.where(rank == 0, own, sources[0] + offset)
+    first = load_tile(address, begin, n, IS_WHOLE, BLOCK, DTYPE)
+    if OP == GATHER:
+        first = tl.where(has_met, first, -1)
+        store_tile(out, begin, n, first, IS_WHOLE, BLOCK, IS_OUT_ALIGNED)
+    else:
+        total = first.to(tl.float32)
+    for r in tl.static_range(1, RANKS):
+        address = tl.where(rank == r, own, sources[r] + offset)
+        tile = load_tile(address, begin, n, IS_WHOLE, BLOCK, DTYPE)
+        if OP == GATHER:
+            tile = tl.where(has_met, tile, -1)
+            store_tile(out + r * pitch, begin, n, tile, IS_WHOLE, BLOCK, IS_OUT_ALIGNED)
+        else:
+            total = step(total, tile.to(tl.float32), OP)
+    if OP != GATHER:
+        value = finish(tl.where(has_met, total, float("nan")), DTYPE, OP, RANKS)
+        store_tile(out, begin, n, value, IS_WHOLE, BLOCK, IS_OUT_ALIGNED)
+
+
+@triton.jit
+def exchange_pull(
+    space, input, out, rank, first, pitch, n, staging, buffer_bytes, call, source, patience,
+    RANKS: tl.constexpr, OP: tl.constexpr, NUMBER: tl.constexpr, PARTS: tl.constexpr,
+    IS_STAGED: tl.constexpr, IS_ALIGNED: tl.constexpr, IS_OUT_ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr, THREADS: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
+    """Each rank reads all ranks' data, and takes them.
+
+    PARTS: 1, or as many as ranks. IS_ALIGNED: all parts of the input begin at multiples of 16
+    bytes.
+    """
+    DTYPE: tl.constexpr = input.dtype.element_ty
+    SIZE: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    peers = signal.peers(space, rank, RANKS, THREADS)
+    sources = signal.places(space, 0 if IS_STAGED else source, RANKS)
+    epoch, patience = signal.begin(space, patience)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    turn = tl.num_programs(0).to(tl.int64) * BLOCK
+    # Masks would take registers in the loops, so the rest, less than a tile, lies outside of them.
+    whole = n // BLOCK * BLOCK
+    has_rest = whole < n and whole % turn == start
+    # This rank's part, in bytes: of its input, and of what it reads of its peers.
+    part = rank * 0
+    distance = pitch * SIZE
+    if PARTS > 1:
+        part = rank
+    if IS_STAGED:
+        distance = (n * SIZE + 15) // 16 * 16
+    offset = part * distance
+    if IS_STAGED:
+        buffer = staging + (epoch & 1) * buffer_bytes
+        offset += buffer
+        for p in tl.static_range(PARTS):
+            if (not (IS_ALIGNED and PARTS > 1)) or p != rank:  # no peer reads its own part
+                address = space.to(tl.int64, bitcast=True) + buffer + p * distance
+                target = address.to(tl.pointer_type(DTYPE))
+                from_part = input + first + p * pitch
+                for begin in range(start, whole, turn):
+                    copy(from_part, target, begin, n, True, BLOCK, IS_ALIGNED)
+                if has_rest:
+                    copy(from_part, target, whole, n, False, BLOCK, IS_ALIGNED)
+    own = space.to(tl.int64, bitcast=True) + offset
+    if IS_STAGED and IS_ALIGNED:
+        own = input.to(tl.int64, bitcast=True) + (first + part * pitch) * SIZE
+    elif not IS_STAGED:
+        own += source
+    has_met = signal.meet(space, peers, signal.OPENING, rank, NUMBER, call, epoch, patience)
+    for begin in range(start, whole, turn):
+        take_tile(
+            sources, offset, own, rank, out + first, pitch, begin, n, has_met, RANKS, OP, True,
+            BLOCK, IS_OUT_ALIGNED,
+        )  # fmt: skip
+    if has_rest:
+        take_tile(
+            sources, offset, own, rank, out + first, pitch, whole, n, has_met, RANKS, OP, False,
+            BLOCK, IS_OUT_ALIGNED,
+        )  # fmt: skip
+    if not IS_STAGED:
+        signal.meet(space, peers, signal.CLOSING, rank, NUMBER, call, epoch, patience)
+
+
+def numbers(_: Any, call: int, source: int, patience: int) -> tuple[int, ...]:
+    """The kernels' numbers. They reach other ranks' workspaces by addresses in their own."""
+    return call, source, patience
+
+
+class Rooms(NamedTuple):
+    """Where push's slots and the buffers of a staged pull lie in a workspace, and their bytes."""
+
+    packets: int
+    most_pushed: int
+    staging: int
+    most_staged: int
+
+
+def check_pushed(bytes: int, rooms: Rooms) -> None:
+    if bytes > rooms.most_pushed:
+        raise ValueError("distributed: more bytes than a slot of packets holds")
+
+
+def name_of(protocol: str) -> str:
+    """The variant's name."""
+    return {"push": "push", "in place": "pull in place"}.get(protocol, "pull")
+
+
+def most_programs(blocks: int, operand: Operand) -> int:
+    """Programs of a launch, at most."""
+    most = blocks or operand.device.multiprocessors
+    return int(min(most, signal.MOST_PROGRAMS.value))
+
+
+def plan_exchange(
+    workspace: Operand,
+    input: Operand,
+    out: Operand,
+    protocol: str,
+    rank: int,
+    ranks: int,
+    rooms: Rooms,
+    blocks: int,
+    *,
+    op: int,
+    number: int,
+    parts: int,
+    n: int,
+) -> Plan:
+    """Plans an exchange of n elements in `parts` parts. Those longer than a buffer take several
+    launches.
+
+    Args:
+        op, number: the reduction or GATHER, and the op's number in reports.
+    """
+    size, device = input.element_size(), out.device
+    bytes, most = n * size, most_programs(blocks, out)
+    if protocol == "push":
+        check_pushed(bytes, rooms)
+        pairs = triton.cdiv(bytes, 8)
+        is_whole = input.address in (0, 8) and out.address in (0, 8) and bytes % 8 == 0
+        launch = Launch(
+            exchange_push,
+            (device.programs(min(triton.cdiv(pairs, PAIRS), most), 1),),
+            (workspace, input, out),
+            (rank, n, n, rooms.packets, 2 * rooms.most_pushed),
+            (ranks, op, number, parts > 1, is_whole, PAIRS),
+            PUSH_WARPS,
+            numbers,
+            phases=1,
+            per_multiprocessor=1,
+            max_registers=PUSH_REGISTERS,
+        )
+        return Plan("push", (launch,), None)
+    is_staged = protocol != "in place"
+    if not is_staged and parts > 1 and bytes % 16:
+        raise ValueError("distributed: parts in place begin at multiples of 16 bytes")
+    longest = rooms.most_staged // parts // 16 * 16 // size if is_staged else n
+    is_aligned = input.is_aligned and (parts == 1 or bytes % 16 == 0)
+    is_out_aligned = out.is_aligned and (op != GATHER.value or bytes % 16 == 0)
+    accesses = max(1, 2 * ACCESSES // max(2, triton.next_power_of_2(ranks)))
+    while accesses > 1 and min(longest, n) * size < FEW_TILES * THREADS * accesses * 16:
+        accesses //= 2
+    tile = THREADS * accesses * 16 // size
+    launches = tuple(
+        Launch(
+            exchange_pull,
+            (device.programs(min(triton.cdiv(count, tile), most), 1),),
+            (workspace, input, out),
+            (rank, first, n, count, rooms.staging, rooms.most_staged),
+            (ranks, op, number, parts, is_staged, is_aligned, is_out_aligned, tile, THREADS),
+            PULL_WARPS,
+            numbers,
+            phases=1,
+            per_multiprocessor=1,
+            max_registers=PULL_REGISTERS,
+        )
+        for first in range(0, n, longest)
+        for count in (min(longest, n - first),)
+    )
+    return Plan(name_of(protocol), launches, None)
