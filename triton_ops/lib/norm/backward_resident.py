@@ -282,7 +282,7 @@ def norm_backward_resident(
                 # Narrow types are converted once more, so that they stay narrow until here.
                 wide = widen(opaque(held[p][1]), COMPUTE)
                 numbers = row_numbers if p < PIECES else scalars_of(row_numbers)
-                middle = None if mean is None else numbers[2]
+                middle = None if mean is None else numbers[2]  # type: ignore[misc]
                 y = centered(widen(opaque(held[p][0]), COMPUTE), middle) * numbers[0]
                 if WEIGHT:
                     new_weight += (fma(wide, y, by_weight[p]),)  # type: ignore[assignment]
@@ -291,7 +291,7 @@ def norm_backward_resident(
                 store_gradient(
                     grad_input, grad_sum, y,
                     scaled(wide, None if scales is None else scales[p]), numbers[0],
-                    None if mean is None else numbers[3], numbers[1], out_offset - shift,
+                    None if mean is None else numbers[3], numbers[1], out_offset - shift,  # type: ignore[misc]
                     sum_offset - shift,
                     piece_index(p, 0, begin, stop, BLOCK, PIECES, VECTOR),
                     piece_mask(
