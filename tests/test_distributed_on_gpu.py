@@ -57,6 +57,46 @@ def reduce_random_tensors(rank: int, backend: str) -> None:
     space.close()
 
 
+def exchange_random_tensors(rank: int, backend: str) -> None:
+    """all_gather, reduce_scatter and the all-reduce with a norm, and a gradient, by NCCL's data."""
+    space = distributed.Workspace(symmetric=16 * MB)
+    numbers = torch.Generator().manual_seed(6)
+    ranks = dist.get_world_size()
+
+    def random(most: int) -> int:
+        return int(torch.randint(most, (1,), generator=numbers))
+
+    for case in range(120 if backend == "cuda" else 40):
+        rows, n = 1 + random(300), 8 * (1 + int(2 ** (random(1000) / 100)))
+        dtype, late = DTYPES[random(3)], random(8)
+        torch.manual_seed(10 * case + rank)
+        x = torch.randn(ranks * rows, n, device="cuda").to(dtype)
+        if late == rank:
+            torch.cuda._sleep(200_000)
+        every = gathered(x)
+        what = (case, rows, n, dtype)
+        assert torch.equal(distributed.all_gather(x, backend=backend), torch.cat(every)), what
+        total = all_reduce_oracle(every, "sum")
+        part = distributed.reduce_scatter(x, backend=backend)
+        assert torch.equal(part, total.chunk(ranks)[rank]), what
+        torch.manual_seed(case)
+        residual, weight = torch.randn_like(x), torch.randn(n, device="cuda").to(dtype)
+        normed, summed = distributed.all_reduce_add_rms_norm(
+            x, residual, weight, 1e-5, backend=backend
+        )
+        assert diglot.last_run().backend == backend
+        assert torch.equal(summed, (total.float() + residual.float()).to(dtype)), what
+        expected = torch.nn.functional.rms_norm(summed.double(), (n,), weight.double(), 1e-5)
+        close = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}[dtype]
+        torch.testing.assert_close(normed, expected.to(dtype), rtol=close, atol=close)
+    x = torch.ones(64, 8, device="cuda", requires_grad=True)
+    made = distributed.all_gather(x, backend=backend)
+    made.backward(torch.full_like(made, rank + 1.0))
+    assert (x.grad == sum(range(1, ranks + 1))).all()
+    space.synchronize()
+    space.close()
+
+
 def replay_graphs(rank: int, backend: str) -> None:
     """Replays of many calls in a row, whose inputs change, under skew."""
     space = distributed.Workspace()
@@ -131,7 +171,13 @@ def use_two_streams(rank: int, backend: str) -> None:
         space.close()
 
 
-WORKS = (reduce_random_tensors, replay_graphs, lose_a_peer, use_two_streams)
+WORKS = (
+    reduce_random_tensors,
+    exchange_random_tensors,
+    replay_graphs,
+    lose_a_peer,
+    use_two_streams,
+)
 
 
 def _run(rank: int, port: int, work: Callable[[int, str], None], backend: str) -> None:
