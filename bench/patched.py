@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,31 +84,45 @@ def train(model: Any, x: torch.Tensor) -> None:
     model(x).logits.float().square().mean().backward()
 
 
-def error_of(logits: torch.Tensor, exact: torch.Tensor) -> float:
+def results_of(model: Any, x: torch.Tensor) -> dict[str, list[torch.Tensor]]:
+    """The logits and all gradients, without dropout."""
+    model.eval()
+    train(model, x)
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    return {"logits": [infer(model, x)], "gradients": gradients}
+
+
+def error_of(found: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> float:
     """The root mean square of the differences."""
-    return (logits.float() - exact).square().mean().sqrt().item()
+    pairs = list(zip(found, exact, strict=True))
+    squares = sum((one.float() - other).square().sum().item() for one, other in pairs)
+    return math.sqrt(squares / sum(one.numel() for one, _ in pairs))
 
 
 def time_model(name: str) -> Iterator[Row]:
     """The rows of a model: PyTorch's, and ours in both languages."""
     made = MODELS[name]
     x = made.inputs()
-    exact = infer(made.build().eval(), x)  # in float32
+    exact = results_of(made.build(), x)  # in float32
     x = x.bfloat16() if x.is_floating_point() else x
     model = made.build().bfloat16()
     models = {each: copy.deepcopy(model) for each in ("torch", *BACKENDS)}
     facts: dict[str, Row] = {}
     for provider, model in models.items():
         patched = diglot.patch(model, backend=provider) if provider in BACKENDS else None
-        error = error_of(infer(model.eval(), x), exact)
-        facts[provider] = {"error": error}
+        results = results_of(model, x)
+        errors = {kind: error_of(results[kind], exact[kind]) for kind in exact}
+        facts[provider] = {"errors": errors}
         if patched is not None:
             facts[provider]["replaced"] = sum(len(each.names) for each in patched.replaced)
-            least = facts["torch"]["error"]
-            if not error <= MOST_ERROR * least:
-                raise AssertionError(f"{provider} is {error:.3g} off, PyTorch's model {least:.3g}")
+        for kind, least in facts["torch"]["errors"].items():
+            if not errors[kind] <= MOST_ERROR * least:
+                raise AssertionError(
+                    f"{provider}: {kind} are {errors[kind]:.3g} off, PyTorch's {least:.3g}"
+                )
     for step, call in {"inference": infer, "training step": train}.items():
         for model in models.values():
+            model.zero_grad()
             model.train(call is train)
         functions = {each: functools.partial(call, model, x) for each, model in models.items()}
         times = measure.interleaved(functions, budget_ms=600, cold=False)

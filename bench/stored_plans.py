@@ -170,17 +170,22 @@ def names_of(problem: Problem, known: Iterable[str], wanted: set[str]) -> dict[s
 
 
 def rename() -> Iterator[str]:
-    """Names the plans of configs/ by numbers that lead to them today; tells what had none."""
+    """Names the plans of configs/ by numbers that lead to them today; tells what had none.
+
+    A problem whose plans are all gone leaves configs/.
+    """
     times = read_times()
     for file, kept in stores():
-        for problem, entry in kept.entries.items():
+        for problem, entry in list(kept.entries.items()):
             run = max(timing.run for timing in entry.timings.values())
             us = times[problem]
             names = names_of(problem, entry.timings, set(us))
             timings = {name: Timing(us[key], run) for key, name in names.items()}
             if len(timings) < len(us):
                 yield f"{problem.launcher} {problem.shape}: {len(us) - len(timings)} without a name"
-            kept.entries[problem] = Entry(problem, timings)
+            del kept.entries[problem]
+            if timings:
+                kept.entries[problem] = Entry(problem, timings)
         store.write(kept, file)
 
 

@@ -102,6 +102,20 @@ def exact(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randint(-8, 9, shape, generator=generator).float()
 
 
+@pytest.mark.parametrize("backend", KERNELS)
+def test_a_backward_pass_keeps_the_backend_of_its_scope(backend):
+    def work(rank):
+        distributed.Workspace(**SIZES)
+        x = exact(rank, (4, 8)).requires_grad_()
+        with diglot.use_backend(backend):
+            y = distributed.all_reduce(x)
+        y.sum().backward()
+        return diglot.last_run().backend, x.grad
+
+    for ran, grad in in_group(2, work):
+        assert ran == backend and (grad == 2).all()
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_gradients(backend, compiled):

@@ -83,7 +83,7 @@ def test_a_model_that_is_wrong_fails_alone(on_cpu, monkeypatch, tmp_path):
     monkeypatch.setattr(patched, "write_report", lambda op, rows, folder: saved.update({op: rows}))
     patched.run(tmp_path)
     first, *others = saved["patched"]
-    assert not first["verified"] and "cuda is" in first["reason"]
+    assert not first["verified"] and "cuda: logits are" in first["reason"]
     assert len(others) == 6 and all(row["verified"] for row in others)
     report = {"gpu": "NVIDIA H200", "date": "2026-01-01", "commit": "0123456789ab"}
     report |= {"versions": {"torch": "2", "triton": "3", "driver": "5"}, "rows": saved["patched"]}

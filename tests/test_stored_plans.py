@@ -24,21 +24,19 @@ BOUNDS = {
     ("add_rms_norm_forward", "cuda"): (0.992, 0.941, 0.992, 0.941),
     ("add_rms_norm_forward", "triton"): (0.991, 0.953, 0.991, 0.953),
     ("layer_norm_backward", "cuda"): (0.97, 0.741, 0.97, 0.741),
-    ("layer_norm_backward", "triton"): (0.977, 0.787, 0.977, 0.787),
     ("layer_norm_forward", "cuda"): (1.0, 1.0, 0.992, 0.854),
     ("log_softmax_backward", "cuda"): (0.993, 0.969, 0.993, 0.969),
     ("log_softmax_backward", "triton"): (0.994, 0.931, 0.994, 0.931),
     ("log_softmax_forward", "cuda"): (0.979, 0.874, 0.975, 0.819),
     ("log_softmax_forward", "triton"): (0.989, 0.937, 0.988, 0.937),
     ("rms_norm_backward", "cuda"): (0.978, 0.927, 0.977, 0.927),
-    ("rms_norm_backward", "triton"): (0.974, 0.837, 0.974, 0.837),
     ("rms_norm_forward", "cuda"): (0.988, 0.965, 0.988, 0.943),
     ("softmax_backward", "cuda"): (0.996, 0.981, 0.996, 0.981),
     ("softmax_backward", "triton"): (0.984, 0.847, 0.984, 0.847),
     ("softmax_forward", "cuda"): (0.982, 0.9, 0.979, 0.881),
     ("softmax_forward", "triton"): (0.992, 0.955, 0.992, 0.955),
 }  # fmt: skip
-UNMEASURED = 36  # problems for which the planner chooses what nobody measured
+UNMEASURED = 50  # problems for which the planner chooses what nobody measured
 
 
 @pytest.fixture(scope="module")

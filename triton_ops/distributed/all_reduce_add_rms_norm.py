@@ -157,6 +157,8 @@ def all_reduce_add_rms_norm(
     has = (weight is not None, statistics is not None)
     device, registers = out.device, 64 if ranks <= 2 else 128
     programs = most_programs(blocks, out)
+    if ranks > 2:  # a program fills an SM, and the programs of two groups run at once
+        programs = max(programs // 2, 1)
     block = max(THREADS, triton.next_power_of_2(columns))
     launches = tuple(
         Launch(

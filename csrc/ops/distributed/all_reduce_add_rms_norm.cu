@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(kRowThreads, blocks_on_sm(kRanks, kCount))
   }
   const bool have_met = signals.meet(kOpening);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    // Few loads are all in flight at once. Many would take too many registers.
-    constexpr int kHeld = kRanks == 2 && kCount <= 4 ? kCount : 1;
+    // Loads of so many accesses are in flight at once. More would take too many registers.
+    constexpr int kHeld = kRanks == 2 && kCount <= 4 ? kCount / 2 : 1;
     uint4 bits[kHeld][kRanks], added[kHeld];
     const auto load_sources = [&](int k, int i) {
       if (i >= accesses) return;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kRowThreads, blocks_on_sm(kRanks, kCount))
     };
     if (kHeld > 1) {
       DIGLOT_UNROLL
-      for (int k = 0; k < kCount; ++k) {
+      for (int k = 0; k < kHeld; ++k) {
         load_sources(k % kHeld, k * kRowThreads + static_cast<int>(threadIdx.x));
       }
     }
@@ -106,6 +106,7 @@ __global__ void __launch_bounds__(kRowThreads, blocks_on_sm(kRanks, kCount))
       }
       totals[k] = Held<T, kElements>::make(total);
       totals[k].bits = as_they_are(totals[k].bits);
+      if (kHeld > 1 && k + kHeld < kCount) load_sources(k % kHeld, i + kHeld * kRowThreads);
     }
     // These loads are in flight while the block reduces: earlier there is no register for them.
     uint4 scales[kCount];

@@ -9,6 +9,7 @@ import torch.distributed
 from torch.compiler import is_compiling
 
 from diglot.backends.runs import run
+from diglot.backends.selection import requested
 from diglot.define.direct import is_direct
 from diglot.distributed.operators import (
     NONE,
@@ -20,7 +21,6 @@ from diglot.distributed.operators import (
     run_all_reduce,
     run_all_reduce_add_rms_norm,
     run_reduce_scatter,
-    scattered_shape,
 )
 from diglot.reference.rms_norm import default_eps
 
@@ -89,7 +89,7 @@ def all_gather(
     Returns:
         A new tensor. Its first dimension is that of `x` times the number of ranks. The gradient is
         `reduce_scatter` of all ranks' gradients. If a peer does not come in time, all bits of what
-        lacks are set. In a floating dtype that is a NaN.
+        lacks are set, which is a NaN in a floating dtype. CUDA C++ may set other ranks' bits, too.
 
     Raises:
         As `all_reduce`.
@@ -97,6 +97,8 @@ def all_gather(
     _check("all_gather", x)
     if _is_plain(x):
         return run_all_gather(x, _found("all_gather", x, group, backend), timeout)
+    if x.requires_grad and torch.is_grad_enabled() and x.dtype not in DTYPES:
+        raise TypeError("all_gather: gradients have float16, bfloat16 or float32, as sums do")
     made: torch.Tensor = torch.ops.diglot.all_gather(x, *_ending(group, backend, timeout))
     return made
 
@@ -128,9 +130,7 @@ def reduce_scatter(
     """
     _check_reduction("reduce_scatter", x, op)
     if _is_plain(x):
-        found = _found("reduce_scatter", x, group, backend)
-        scattered_shape(x, found[2].size())
-        return run_reduce_scatter(x, op, found, timeout)
+        return run_reduce_scatter(x, op, _found("reduce_scatter", x, group, backend), timeout)
     made: torch.Tensor = torch.ops.diglot.reduce_scatter(x, op, *_ending(group, backend, timeout))
     return made
 
@@ -256,4 +256,6 @@ def _found(what: str, x: torch.Tensor, group: Any, backend: str | None) -> Found
 def _ending(group: Any, backend: str | None, timeout: float | None) -> tuple[str, str, float]:
     """The group's name, the backend and the time-out, as operators take them."""
     name = "" if group is None else str(group.group_name)
-    return name, backend or "", -1.0 if timeout is None else float(timeout)
+    # Scopes belong to a thread, and a backward pass may have its own. A compiled graph asks again.
+    backend = (backend or "") if is_compiling() else requested(backend)
+    return name, backend, -1.0 if timeout is None else float(timeout)

@@ -102,7 +102,8 @@ def exchange(
     space.enter()
     at = space.layout
     protocol, offset = space.protocol(input, parts, what == NORM)
-    call = call_number(what + "".join(words), input.dtype, input.numel(), offset)
+    row = str(input.shape[-1]) if what == NORM else ""
+    call = call_number("".join((what, *words, row)), input.dtype, input.numel(), offset)
     run(
         name,
         op,

@@ -17,12 +17,6 @@ struct Rooms {
   int64_t packets, most_pushed, staging, most_staged;
 };
 
-// Numbers of a call that plans do not depend on. `call` has 16 bits, and is equal for calls that
-// fit each other. `source` is where an input "in place" lies in all workspaces.
-struct CallNumbers {
-  Integer call, source, patience;
-};
-
 struct Protocol {
   bool is_push, is_in_place;
 
