@@ -22,7 +22,8 @@ from diglot.backends.tunables import forget_plans, generic_name, specs, use_tuna
 
 H200 = Device(90, 132, 228 << 10, True, name="NVIDIA H200")
 WIDE = "rows, 16-byte accesses"
-FEW = {"cuda": "rows.cuda.skipped_shapes=1", "triton": "rows.triton.alone_elements=0"}
+FEW = {"cuda": "rows.cuda.few_slots=1", "triton": "rows.triton.alone_elements=0"}
+DECIDING = FEW | {"cuda": "rows.cuda.skipped_shapes=1"}  # which every plan of rows asks for
 needs_extension = pytest.mark.skipif(
     diglot.backends.registry.load_extension()[0] is None, reason="without the extension"
 )
@@ -80,8 +81,8 @@ def test_what_was_measured_is_chosen(backend, folder):
 @pytest.mark.parametrize("backend", KERNELS)
 def test_chosen_numbers_decide(backend, folder):
     """The plan has them; those of `use_tunables` win, and end with its scope."""
-    written(folder, (problem(64, 32768, backend), {"": 10.0, FEW[backend]: 8.0}))
-    name, _, value = FEW[backend].partition("=")
+    written(folder, (problem(64, 32768, backend), {"": 10.0, DECIDING[backend]: 8.0}))
+    name, _, value = DECIDING[backend].partition("=")
 
     def number() -> int:
         with plan_runs(H200) as runs:
@@ -130,6 +131,18 @@ def test_a_near_gain_must_be_larger():
     assert (entry.best, entry.best_nearby) == ("rows.triton.warps=2", "")
     kept.add(problem(8, 8), {"": 1.06}, {})
     assert kept.entries[problem(8, 8)].best_nearby == "rows.triton.warps=2"
+
+
+@pytest.mark.parametrize("name", ["rows.cuda.skipped_shapes=2", "rows.triton.held.registers=64"])
+def test_a_plan_that_means_another_elsewhere_serves_its_own_shape_alone(name):
+    """Layer norm of 32000x1600 took nine times as long by what 32768x1280 skips."""
+    kept = Store()
+    kept.add(problem(8, 8), {name: 1.0, "rows.cuda.few_slots=1": 1.04, "": 1.3}, {})
+    (entry,) = kept.entries.values()
+    assert (entry.best, entry.best_nearby) == (name, "rows.cuda.few_slots=1")
+    # Without what is fastest, the rest need not be good.
+    kept.add(problem(9, 9), {name: 1.0, "rows.cuda.few_slots=1": 1.1}, {})
+    assert kept.entries[problem(9, 9)].best_nearby == ""
 
 
 @pytest.mark.parametrize(("shape", "chosen"), [((64, 32768), True), ((17, 20000), False)])

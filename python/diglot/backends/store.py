@@ -31,7 +31,9 @@ FIRST_FACTOR, FACTOR = 4.0, 2.0
 # A plan is taken if it was so much faster than the planner's own. A near shape tells less: with a
 # gain of 1 % it chose worse than the planner (bench/stored_plans.py).
 EXACT_GAIN, NEAR_GAIN = 1.01, 1.05
-LIMIT = ".registers="  # in the name of a plan that limits a thread's registers
+# In the name of a plan that means another at another shape: it limits a thread's registers, or
+# counts shapes in the planner's order.
+HERE_ALONE = (".registers=", ".skipped_shapes=")
 Numbers = Mapping[str, int]  # by the names of tunables, for every entry of a table
 # Ops whose plans are those of another: what surrounds a product hardly changes which is best.
 KEPT_AS = dict.fromkeys(("linear", "addmm", "bmm", "baddbmm", "mlp"), ("matmul", "matmul_forward"))
@@ -99,12 +101,18 @@ class Entry:
     def best_nearby(self) -> str:
         """The plan for a near problem: the best; the planner's own, if no other is 5 % faster.
 
-        Plans that limit registers are left out: with longer rows their programs would spill.
+        Plans that limit registers are left out: with longer rows their programs would spill. So
+        are plans that skip shapes: the planner's next shape is another for other rows. Where such
+        a plan is 5 % faster than what remains, the planner's own is the surer choice.
         """
-        return self._best_by(NEAR_GAIN, LIMIT)
+        names = [name for name in self.timings if not any(part in name for part in HERE_ALONE)]
+        fastest = min(timing.us for timing in self.timings.values())
+        return self._best_by(
+            NEAR_GAIN, [name for name in names if self.timings[name].us <= NEAR_GAIN * fastest]
+        )
 
-    def _best_by(self, gain: float, without: str | None = None) -> str:
-        names = [name for name in self.timings if without is None or without not in name]
+    def _best_by(self, gain: float, names: Iterable[str] | None = None) -> str:
+        names = list(self.timings if names is None else names)
         if not names:
             return ""
         name = min(names, key=lambda other: self.timings[other].us)
