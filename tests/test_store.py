@@ -140,7 +140,7 @@ def test_a_plan_that_means_another_elsewhere_serves_its_own_shape_alone(name):
     kept.add(problem(8, 8), {name: 1.0, "rows.cuda.few_slots=1": 1.04, "": 1.3}, {})
     (entry,) = kept.entries.values()
     assert (entry.best, entry.best_nearby) == (name, "rows.cuda.few_slots=1")
-    # Without what is fastest, the rest need not be good.
+    # Without the fastest plan, the rest need not be good.
     kept.add(problem(9, 9), {name: 1.0, "rows.cuda.few_slots=1": 1.1}, {})
     assert kept.entries[problem(9, 9)].best_nearby == ""
 

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kRowThreads, blocks_on_sm(kRanks, kCount))
   }
   const bool have_met = signals.meet(kOpening);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    // Loads of so many accesses are in flight at once. More would take too many registers.
+    // Accesses whose loads are in flight at once. More would take too many registers.
     constexpr int kHeld = kRanks == 2 && kCount <= 4 ? kCount / 2 : 1;
     uint4 bits[kHeld][kRanks], added[kHeld];
     const auto load_sources = [&](int k, int i) {
