@@ -234,7 +234,9 @@ def test_every_formula_is_right(op):
         rows = {row["provider"]: row for row in of_case}
         assert rows["formula"]["verified"] and rows["formula"]["worst_absolute"] < 1e-3
         for row in rows.values():
-            assert row["verified"] or row["reason"].startswith("NotImplemented")
+            # Of scaled_mm, PyTorch 2.11 has one scale on a CPU, and asks to report a bug of others.
+            lacks = ("NotImplemented", "RuntimeError: (scale_a.numel() == 1")
+            assert row["verified"] or row["reason"].startswith(lacks)
 
 
 def test_selected_cases():

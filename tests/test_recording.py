@@ -21,7 +21,7 @@ from diglot.tools.resources import LANGUAGES, Call, TensorLike, kernels_of_calls
 
 # Elements of calls to either side of the limits between which kernels are made for latency and for
 # bandwidth.
-SMALL, LARGE, LARGEST = 1000, 1 << 20, 1 << 22
+SMALL, LARGE, LARGEST = 1000, 1 << 20, 1 << 23
 FLOATING = ["float32", "float16", "bfloat16", "float64"]
 OTHERS = ["int8", "uint8", "int16", "int32", "int64", "bool"]
 
