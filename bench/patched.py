@@ -19,7 +19,7 @@ from torch import nn
 
 import diglot
 from diglot.bench.harness import DEVICE, Row
-from diglot.bench.markdown import NOTHING, table
+from diglot.bench.markdown import table
 from diglot.bench.reports import measured_on, write_report
 from diglot.tools import measure
 
@@ -176,7 +176,7 @@ def patched_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
                     "×".join(map(str, first["batch"])),
                     first["workload"],
                     f"{base / 1e3:,.2f} ms, {group['torch']['peak_bytes'] / GB:.1f} GB",
-                    *(_speed(group.get(each), base) for each in BACKENDS),
+                    *(_speed(group[each], base) for each in BACKENDS),
                 ]
             )
         heads = ["model", "batch", "", "PyTorch", *BACKENDS]
@@ -194,7 +194,5 @@ def _groups(rows: Sequence[Row]) -> Iterable[dict[str, Row]]:
     return found.values()
 
 
-def _speed(row: Row | None, base: float) -> str:
-    if row is None:
-        return NOTHING
+def _speed(row: Row, base: float) -> str:
     return f"{base / row['time_us']:.2f} ×, {row['peak_bytes'] / GB:.1f} GB"

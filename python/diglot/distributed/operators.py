@@ -19,6 +19,7 @@ from diglot.backends.selection import BackendUnavailable, choose, requested
 from diglot.distributed.workspace import Workspace, workspace_of
 from diglot.ops.add_rms_norm import add_rms_norm
 from diglot.ops.rms_norm import OPERATORS as RMS_NORM
+from diglot.reference.distributed import process_group
 
 OPS = ("sum", "avg", "max", "min")
 NORM = "all_reduce_add_rms_norm"
@@ -33,8 +34,7 @@ def group_of(name: str) -> Any:
     """The group of a name; the world for ""."""
     if not name:
         return torch.distributed.group.WORLD
-    resolve: Any = torch._C._distributed_c10d._resolve_process_group
-    return resolve(name)
+    return process_group(name)
 
 
 def find(what: str, device: torch.device | None, group: Any, backend: str | None) -> Found:
@@ -69,9 +69,9 @@ def patience_of(space: Workspace, timeout: float | None) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def call_number(what: str, dtype: torch.dtype, count: int, offset: int) -> int:
+def call_number(what: str, dtype: torch.dtype, count: int, row: int, offset: int) -> int:
     """16 bits that differ, most likely, where two ranks' calls do not fit each other."""
-    return zlib.crc32(repr((what, str(dtype), count, offset)).encode()) & 0xFFFF
+    return zlib.crc32(repr((what, str(dtype), count, row, offset)).encode()) & 0xFFFF
 
 
 def exchange(
@@ -82,6 +82,7 @@ def exchange(
     last: tuple[Any, ...],
     timeout: float | None,
     parts: int = 1,
+    row: int = 0,
 ) -> None:
     """Runs a launcher.
 
@@ -91,6 +92,7 @@ def exchange(
         words: its options between the group's name and the protocol.
         last: its arguments behind the time-out, outputs last.
         parts: 1, or as many as ranks, if each rank takes one part.
+        row: elements of a row, if rows are pulled whole; else 0.
     """
     name, space, group = found
     op, input = f"distributed.{what}", inputs[0]
@@ -101,9 +103,8 @@ def exchange(
         return
     space.enter()
     at = space.layout
-    protocol, offset = space.protocol(input, parts, what == NORM)
-    row = str(input.shape[-1]) if what == NORM else ""
-    call = call_number("".join((what, *words, row)), input.dtype, input.numel(), offset)
+    protocol, offset = space.protocol(input, parts, row > 0)
+    call = call_number("".join((what, *words)), input.dtype, input.numel(), row, offset)
     run(
         name,
         op,
@@ -152,8 +153,8 @@ def run_all_gather(x: Tensor, found: Found, timeout: float | None) -> Tensor:
     name, _, group = found
     out = x.new_empty(gathered_shape(x, group.size()))
     # NCCL knows the dtypes of tensors, and not integers of 16 bits.
-    of_bits = (x.reshape(-1), out.reshape(-1)) if name == "torch" else map(as_integers, (x, out))
-    input, output = of_bits
+    flat = torch.flatten if name == "torch" else as_integers
+    input, output = flat(x), flat(out)
     exchange("all_gather", found, (input,), (), (output,), timeout)
     return out
 
@@ -202,7 +203,8 @@ def run_all_reduce_add_rms_norm(
         return normed, total
     total, out = torch.empty_like(x), torch.empty_like(x)
     inputs = (aligned(x), aligned(residual), None if weight is None else aligned(weight))
-    exchange(NORM, found, inputs, (), (eps, statistics, total, out), timeout)
+    last = (eps, statistics, total, out)
+    exchange(NORM, found, inputs, (), last, timeout, row=x.shape[-1])
     return out, total
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed
+
+from diglot.reference.distributed import process_group
 
 
 def all_gather(
@@ -29,6 +30,5 @@ def all_gather(
     scratch: torch.Tensor | None,
 ) -> str:
     """Copies all ranks' inputs to `out`. It needs no workspace, only the group's name."""
-    resolve: Any = torch._C._distributed_c10d._resolve_process_group
-    torch.distributed.all_gather_into_tensor(out, input, resolve(group))
+    torch.distributed.all_gather_into_tensor(out, input, process_group(group))
     return "torch.distributed"

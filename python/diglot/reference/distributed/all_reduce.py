@@ -5,10 +5,11 @@ On GPUs that is NCCL.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed
+
+from diglot.reference.distributed import process_group, reduction
 
 
 def all_reduce(
@@ -32,13 +33,9 @@ def all_reduce(
     scratch: torch.Tensor | None,
 ) -> str:
     """Reduces `input` into `out`. It needs no workspace, only the group's name."""
-    resolve: Any = torch._C._distributed_c10d._resolve_process_group
-    found = resolve(group)
-    operations = torch.distributed.ReduceOp
-    reduction = {"max": operations.MAX, "min": operations.MIN}.get(op, operations.SUM)
-    # Without an operation of their own for it, backends such as gloo divide here.
+    found = process_group(group)
     out.copy_(input)
-    torch.distributed.all_reduce(out, reduction, found)
+    torch.distributed.all_reduce(out, reduction(op), found)
     if op == "avg":
         out.div_(found.size())
     return "torch.distributed"

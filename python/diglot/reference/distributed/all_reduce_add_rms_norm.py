@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed
 
+from diglot.reference.distributed import process_group
 from diglot.reference.rms_norm import rms_norm_forward
 
 
@@ -36,9 +36,8 @@ def all_reduce_add_rms_norm(
     scratch: torch.Tensor | None,
 ) -> str:
     """sum = the reduced `input` + residual; out = its RMS norm. It needs no workspace."""
-    resolve: Any = torch._C._distributed_c10d._resolve_process_group
     reduced = input.clone()
-    torch.distributed.all_reduce(reduced, group=resolve(group))
+    torch.distributed.all_reduce(reduced, group=process_group(group))
     torch.add(reduced, residual, out=sum)
     rms_norm_forward(sum, weight, eps, None, out, None)
     if statistics is not None:

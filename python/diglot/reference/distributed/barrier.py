@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed
+
+from diglot.reference.distributed import process_group
 
 
 def barrier(
@@ -19,6 +20,5 @@ def barrier(
     scratch: torch.Tensor | None,
 ) -> str:
     """Waits for all ranks. The host waits too, where the group's backend does."""
-    resolve: Any = torch._C._distributed_c10d._resolve_process_group
-    torch.distributed.barrier(resolve(group))
+    torch.distributed.barrier(process_group(group))
     return "torch.distributed"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed
+
+from diglot.reference.distributed import process_group, reduction
 
 
 def reduce_scatter(
@@ -30,12 +31,8 @@ def reduce_scatter(
     scratch: torch.Tensor | None,
 ) -> str:
     """Reduces `input`, and writes this rank's part to `out`. It needs no workspace."""
-    resolve: Any = torch._C._distributed_c10d._resolve_process_group
-    found = resolve(group)
-    operations = torch.distributed.ReduceOp
-    reduction = {"max": operations.MAX, "min": operations.MIN}.get(op, operations.SUM)
-    # Without an operation of their own for it, backends such as gloo divide here.
-    torch.distributed.reduce_scatter_tensor(out, input, reduction, found)
+    found = process_group(group)
+    torch.distributed.reduce_scatter_tensor(out, input, reduction(op), found)
     if op == "avg":
         out.div_(found.size())
     return "torch.distributed"
