@@ -6,9 +6,9 @@ launches. So a planner that changes is judged by the plans that it now makes:
 - the *model*: the planner's own choice, for a problem that the store does not have;
 - *near*: what the store would choose for a problem if it had all others.
 
-    python -m diglot.bench.stored_plans            # the table
-    python -m diglot.bench.stored_plans record     # adds the times of configs/ to the file
-    python -m diglot.bench.stored_plans rename     # gives plans of configs/ new names, by the file
+    python -m diglot.bench.stored_plans            # the tables
+    python -m diglot.bench.stored_plans record     # adds the times of configs/ to the files
+    python -m diglot.bench.stored_plans rename     # gives plans of configs/ new names, by the files
 
 `record`, before a planner changes, keeps times whose names would mean other plans afterwards.
 """
@@ -44,9 +44,9 @@ from diglot.bench.markdown import put
 from diglot.bench.markdown import table as markdown_table
 from diglot.tools.gpus import named_device
 
-GPU = "NVIDIA H200"
+GPUS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
 TREE = ROOT or Path.cwd()
-FILE = TREE / f"bench/measured_plans/{short_name(GPU)}.json"
+FOLDER = TREE / "bench/measured_plans"
 CONFIGS, PAGE = TREE / "configs", TREE / "docs/tuning.md"
 # What sets the time of a launch of Triton, for a problem.
 LAUNCHED = (
@@ -84,9 +84,9 @@ def arguments_of(problem: Problem) -> tuple[Any, ...]:
     return tuple([argument(name) for name in names if name != "scratch"])
 
 
-def plan_of(problem: Problem, numbers: Numbers) -> Plan:
-    """The plan of a problem with chosen numbers, on the GPU of the measured times."""
-    with use_plans(numbers), plan_runs(named_device(GPU)):
+def plan_of(problem: Problem, numbers: Numbers, gpu: str) -> Plan:
+    """The plan of a problem with chosen numbers on a GPU, which need not be here."""
+    with use_plans(numbers), plan_runs(named_device(gpu)):
         return plan(problem.backend, problem.op, problem.launcher, *arguments_of(problem))
 
 
@@ -102,12 +102,23 @@ def launched(made: Plan) -> str:
     return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
 
 
-# --- the file ------------------------------------------------------------------------------------
+# --- the files -----------------------------------------------------------------------------------
 
 
-def read_times() -> Times:
-    """The times of the committed file."""
-    entries = json.loads(FILE.read_text())["entries"] if FILE.exists() else []
+def file_of(gpu: str) -> Path:
+    """Where a GPU's times are committed."""
+    return FOLDER / f"{short_name(gpu)}.json"
+
+
+def measured() -> list[str]:
+    """The GPUs that have times here or in configs/."""
+    return [gpu for gpu in GPUS if file_of(gpu).exists() or any(stores(gpu))]
+
+
+def read_times(gpu: str) -> Times:
+    """The committed times of a GPU."""
+    file = file_of(gpu)
+    entries = json.loads(file.read_text())["entries"] if file.exists() else []
     return {
         Problem(
             raw["op"], raw["launcher"], raw["backend"], tuple(raw["dtypes"]), raw["layout"],
@@ -117,45 +128,46 @@ def read_times() -> Times:
     }  # fmt: skip
 
 
-def write_times(times: Times) -> None:
-    """Writes the file, a problem to a line."""
+def write_times(times: Times, gpu: str) -> None:
+    """Writes a GPU's file, a problem to a line."""
     lines = []
     for problem, us in sorted(times.items(), key=lambda pair: str(pair[0])):
         raw = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
         lines.append(json.dumps(raw | {"us": dict(sorted(us.items(), key=lambda p: p[1]))}))
     text = ",\n".join(lines)
     about = '"about": "bench/stored_plans.py says what this file has."'
-    FILE.write_text(f'{{{about},\n"entries": [\n{text}\n]}}\n')
+    FOLDER.mkdir(exist_ok=True)
+    file_of(gpu).write_text(f'{{{about},\n"entries": [\n{text}\n]}}\n')
 
 
-def stores() -> Iterator[tuple[Path, Store]]:
-    """The files of configs/, and what they have."""
-    for file in sorted(CONFIGS.glob(f"*/{FILE.name}")):
+def stores(gpu: str) -> Iterator[tuple[Path, Store]]:
+    """The files of configs/ for a GPU, and what they have."""
+    for file in sorted(CONFIGS.glob(f"*/{file_of(gpu).name}")):
         if file.parent.name != "tunables":
             yield file, store.read(file.parent.name, file)
 
 
-def record() -> Times:
-    """The file's times, with those of configs/ added, by what the planners launch today."""
-    times = read_times()
-    for _, kept in stores():
+def record(gpu: str) -> Times:
+    """A file's times, with those of configs/ added, by what the planners launch today."""
+    times = read_times(gpu)
+    for _, kept in stores(gpu):
         for problem, entry in kept.entries.items():
             of = times.setdefault(problem, {})
             for name, timing in entry.timings.items():
-                key = launched(plan_of(problem, store.plan_numbers(name)))
+                key = launched(plan_of(problem, store.plan_numbers(name), gpu))
                 of[key] = min(timing.us, of.get(key, math.inf))
     return times
 
 
-def names_of(problem: Problem, known: Iterable[str], wanted: set[str]) -> dict[str, str]:
+def names_of(problem: Problem, known: Iterable[str], wanted: set[str], gpu: str) -> dict[str, str]:
     """A name for each wanted hash that some numbers lead to: a known one, or the simplest."""
     found: dict[str, str] = {}
     for name in sorted(known, key=len):
-        found.setdefault(launched(plan_of(problem, store.plan_numbers(name))), name)
+        found.setdefault(launched(plan_of(problem, store.plan_numbers(name), gpu)), name)
     if wanted <= found.keys():
         return {key: found[key] for key in wanted}
     arguments = arguments_of(problem)
-    with plan_runs(named_device(GPU)):
+    with plan_runs(named_device(gpu)):
         starts: list[Numbers] = [{}]
         for start in starts:  # the first adds the others
             with contextlib.suppress(TunableError):
@@ -169,17 +181,17 @@ def names_of(problem: Problem, known: Iterable[str], wanted: set[str]) -> dict[s
     return {key: found[key] for key in wanted & found.keys()}
 
 
-def rename() -> Iterator[str]:
+def rename(gpu: str) -> Iterator[str]:
     """Names the plans of configs/ by numbers that lead to them today; tells what had none.
 
     A problem whose plans are all gone leaves configs/.
     """
-    times = read_times()
-    for file, kept in stores():
+    times = read_times(gpu)
+    for file, kept in stores(gpu):
         for problem, entry in list(kept.entries.items()):
             run = max(timing.run for timing in entry.timings.values())
             us = times[problem]
-            names = names_of(problem, entry.timings, set(us))
+            names = names_of(problem, entry.timings, set(us), gpu)
             timings = {name: Timing(us[key], run) for key, name in names.items()}
             if len(timings) < len(us):
                 yield f"{problem.launcher} {problem.shape}: {len(us) - len(timings)} without a name"
@@ -208,15 +220,15 @@ class Verdict:
     is_near: bool
 
 
-def judge(times: Mapping[Problem, Mapping[str, float]]) -> list[Verdict]:
+def judge(times: Mapping[Problem, Mapping[str, float]], gpu: str) -> list[Verdict]:
     """Every measured problem's verdict."""
-    kept = {problem: entry for _, each in stores() for problem, entry in each.entries.items()}
+    kept = {problem: entry for _, each in stores(gpu) for problem, entry in each.entries.items()}
     verdicts = []
     for problem, us in times.items():
         best = min(us.values())
 
         def share(numbers: Numbers) -> float | None:
-            time = us.get(launched(plan_of(problem, numbers)))  # noqa: B023
+            time = us.get(launched(plan_of(problem, numbers, gpu)))  # noqa: B023
             return None if time is None else best / time  # noqa: B023
 
         others = Store(entries={p: entry for p, entry in kept.items() if p != problem})
@@ -258,20 +270,33 @@ def _figures(shares: list[float | None]) -> list[str]:
     return [mean, f"{min(known):.2f}", str(len(shares) - len(known))]
 
 
-def render(texts: Mapping[Path, str], verdicts: list[Verdict]) -> dict[Path, str]:
-    """The text of docs/tuning.md with a new table; `texts` may have the page's."""
-    made = markdown_table(HEADER, table(verdicts))
-    return {PAGE: put(texts.get(PAGE) or PAGE.read_text(), "stored", "\n".join(made))}
+def judge_all() -> dict[str, list[Verdict]]:
+    """The verdicts of each GPU that has times."""
+    return {gpu: judge(read_times(gpu), gpu) for gpu in measured()}
+
+
+def markdown(verdicts: Mapping[str, list[Verdict]]) -> str:
+    """A table for each GPU."""
+    lines = []
+    for gpu, found in verdicts.items():
+        lines += [f"### Stored times of an {gpu}", "", *markdown_table(HEADER, table(found))]
+    return "\n".join(lines)
+
+
+def render(texts: Mapping[Path, str], verdicts: Mapping[str, list[Verdict]]) -> dict[Path, str]:
+    """The text of docs/tuning.md with new tables; `texts` may have the page's."""
+    return {PAGE: put(texts.get(PAGE) or PAGE.read_text(), "stored", markdown(verdicts))}
 
 
 def main(command: str = "") -> None:
     """Runs a command of this module's description."""
-    if command == "record":
-        write_times(record())
-    elif command == "rename":
-        print(*rename(), sep="\n")
-    else:
-        print(*markdown_table(HEADER, table(judge(read_times()))), sep="\n")
+    if command == "":
+        print(markdown(judge_all()))
+    for gpu in measured() if command else ():
+        if command == "record":
+            write_times(record(gpu), gpu)
+        elif command == "rename":
+            print(*rename(gpu), sep="\n")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def render(compilers: bool = False) -> dict[Path, str]:
         texts |= {page: text} | tile_order.render(text)
     texts |= op_pages.render(with_plans=extension is not None)
     if extension is not None:
-        texts |= stored_plans.render(texts, stored_plans.judge(stored_plans.read_times()))
+        texts |= stored_plans.render(texts, stored_plans.judge_all())
     if extension is not None and (compilers or inspect_page.is_of_these_compilers()):
         texts |= inspect_page.render()
     return texts
