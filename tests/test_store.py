@@ -413,3 +413,16 @@ def test_explain_says_why(backend, folder, monkeypatch):
     assert far == "by the planner's model: the nearest measured shape, 64x32768, is too far"
     with use_plans("model"):
         assert str(choice_of(64, 32768, backend)) == "by the planner's model"
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("rows", [0, 8])
+@pytest.mark.parametrize("op", [diglot.softmax, diglot.gelu, diglot.standardize, diglot.matmul])
+def test_explain_says_why_of_every_plan(op, rows, backend):
+    """Also where a launch has one plan, and where nothing is launched."""
+    x = torch.randn(8, 8, device=backends.DEVICE)
+    inputs = (x[:rows], x) if op is diglot.matmul else (x[:rows],)
+    said = diglot.explain(op, *inputs)
+    (plan,) = said.plans[backend]
+    lines = [line for line in str(said).splitlines() if f"{plan.variant}: by the planner" in line]
+    assert lines

@@ -11,16 +11,18 @@ import pytest
 import torch
 
 import diglot
-from diglot.backends import store
+from diglot.backends import choosing, store
 from diglot.backends.choosing import forget_stores, store_of, use_plans
 from diglot.backends.plans import Device, plan_runs
 from diglot.backends.registry import INTERPRET
 from diglot.backends.store import Problem
 from diglot.backends.tunables import generic_name, specs
 from diglot.tools import measure, tune
+from diglot.triton_ops.launch import launch
 
 H200 = Device(90, 132, 228 << 10, True, name="NVIDIA H200")
 PLAN = "rows.triton.alone_elements=0"
+UNLIKELY = {"cuda": "rows.cuda.few_slots=1", "triton": "rows.triton.warps=32"}
 PROBLEM = Problem(
     "softmax",
     "softmax_forward",
@@ -40,6 +42,13 @@ def folder(tmp_path, monkeypatch):
     forget_stores()
     yield chosen
     forget_stores()
+
+
+@pytest.fixture
+def as_h200(monkeypatch):
+    """Interpreters have no stores; here they ask for those of an H200."""
+    real = choosing._choose
+    monkeypatch.setattr(choosing, "_choose", lambda problem, gpu: real(problem, gpu or "h200"))
 
 
 def write(folder: Path, us: float = 1.0) -> None:
@@ -115,16 +124,43 @@ def test_a_gpu_with_a_name_never_seen(folder, name):
 
 @pytest.mark.parametrize("backend", backends.KERNELS)
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1), (0, 0), (7, 1)])
-def test_shapes_of_none_and_of_one(folder, shape, backend):
+def test_shapes_of_none_and_of_one(folder, as_h200, shape, backend):
     """They run, and are right, whatever was measured near them."""
     x = torch.randn(shape, device=backends.DEVICE)
     dtypes, near = ("float32", "float32"), (max(shape[0], 1), max(shape[1], 1))
     for lie in ("rows", "rows, 16-byte accesses"):
         with store.updating("softmax", folder / "softmax" / "h200.json") as kept:
             problem = Problem("softmax", "softmax_forward", backend, dtypes, lie, near)
-            kept.add(problem, {"": 2.0, "rows.triton.warps=32": 1.0}, {})
+            kept.add(problem, {"": 2.0, UNLIKELY[backend]: 1.0}, {})
     forget_stores()
-    torch.testing.assert_close(diglot.softmax(x, -1, backend=backend), x.softmax(-1))
+    with choosing.record_choices() as choices:
+        torch.testing.assert_close(diglot.softmax(x, -1, backend=backend), x.softmax(-1))
+    found = [(choice.source, store.plan_name(choice.numbers)) for choice in choices]
+    assert found == [("exact", UNLIKELY[backend])] * (0 not in shape)
+
+
+@pytest.mark.skipif(not INTERPRET, reason="here the planner alone can refuse a plan")
+def test_a_plan_that_does_not_fit(folder, as_h200, monkeypatch):
+    """Its kernel cannot be launched: one warning, and the planner's own plan."""
+    x, real, asked = torch.randn(64, 32768), launch._prepare, []
+
+    def prepare(*arguments):
+        asked.append(choosing._thread.has_own_numbers)
+        if not asked[-1]:
+            raise RuntimeError("out of resource: shared memory, Required: 262144")
+        return real(*arguments)
+
+    with use_plans("model"):
+        diglot.softmax(x, -1, backend="triton")
+        own = diglot.last_run()
+    write(folder)
+    forget_stores()
+    monkeypatch.setattr(launch, "_prepare", prepare)
+    with pytest.warns(UserWarning, match="does not fit: out of resource") as caught:
+        for _ in range(2):
+            torch.testing.assert_close(diglot.softmax(x, -1, backend="triton"), x.softmax(-1))
+            assert diglot.last_run() == own
+    assert len(caught) == 1 and asked == [False, True]
 
 
 def ends() -> list[dict[str, int]]:

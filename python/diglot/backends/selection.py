@@ -195,8 +195,8 @@ class Explanation:
             mark = "->" if name == self.chosen else "  "
             lines.append(f"{mark} {name}: {verdict}{note}")
             for plan in self.plans.get(name, ()):
-                chosen = "; ".join(map(str, plan.choices))
-                lines.append(f"     {plan.variant}{f': {chosen}' if chosen else ''}")
+                chosen = "; ".join(map(str, plan.choices)) or "by the planner alone"
+                lines.append(f"     {plan.variant}: {chosen}")
                 lines += [f"       {order}" for order in plan.order]
         return "\n".join(lines)
 
