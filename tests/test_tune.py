@@ -9,12 +9,13 @@ import pytest
 import torch
 from apart import COMMAND, run_apart
 from backends import DEVICE
+from commands import run
 
 import diglot
-from diglot.backends import store
+from diglot.backends import choosing, store
 from diglot.backends.choosing import forget_stores, store_of, use_plans
 from diglot.backends.registry import INTERPRET
-from diglot.bench import model_bars, models
+from diglot.bench import harness, model_bars, models
 from diglot.bench.selection import load
 from diglot.tools import measure, tune
 from diglot.tools.gpus import named_device
@@ -42,6 +43,8 @@ def gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "captured", _captured)
     monkeypatch.setattr(measure, "interleaved", times)
     monkeypatch.setattr(tune, "gpu_name", lambda: "NVIDIA H200")
+    real = choosing._choose
+    monkeypatch.setattr(choosing, "_choose", lambda problem, gpu: real(problem, gpu or "h200"))
     forget_stores()
     yield asked
     forget_stores()
@@ -50,8 +53,6 @@ def gpu(tmp_path, monkeypatch):
 def _captured(function):
     """As a graph does: runs what the capture planned."""
     function()
-    from diglot.backends import choosing
-
     numbers = dict(choosing._modes[-1])
 
     def replay():
@@ -105,8 +106,6 @@ def test_a_wrong_plan_is_none(gpu, monkeypatch):
 
     def spoil(backend, op, launcher, *arguments):
         real(backend, op, launcher, *arguments)
-        from diglot.backends import choosing
-
         if choosing._modes and choosing._modes[-1]:
             arguments[-1][3, 7] *= 1.01
 
@@ -123,8 +122,6 @@ def test_a_plan_without_room_is_skipped_and_said(gpu, monkeypatch):
     real = measure.captured
 
     def refuse(function):
-        from diglot.backends import choosing
-
         if choosing._modes[-1]:
             raise RuntimeError("out of resource: shared memory")
         return real(function)
@@ -143,6 +140,48 @@ def test_nothing_is_tuned_in_a_capture(gpu, monkeypatch):
     with pytest.raises(RuntimeError, match="while a CUDA graph is captured"):
         diglot.tune(diglot.softmax, torch.randn(4, 4, device=DEVICE), -1)
     assert not gpu
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """A process group, as a process sees it: its rank, and the barriers that it came to."""
+    seen = {"rank": 0, "barriers": 0}
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: seen["rank"])
+
+    def barrier():
+        seen["barriers"] += 1
+
+    monkeypatch.setattr(torch.distributed, "barrier", barrier)
+    return seen
+
+
+def test_one_rank_of_a_group_tunes(gpu, group, monkeypatch):
+    """The others wait for it, and choose by what it wrote."""
+    x = torch.randn(6, 300, device=DEVICE)
+
+    def source():
+        (choice,) = tune.choices_of(lambda: diglot.softmax(x, -1, backend="triton"))
+        return choice.source
+
+    group["rank"] = 1
+    assert diglot.tune(diglot.softmax, x, -1, backends=("triton",)) == []
+    assert not gpu and group["barriers"] == 1 and source() == "model"
+    group["rank"] = 0
+    (found,) = diglot.tune(diglot.softmax, x, -1, backends=("triton",))
+    assert found.best == BEST["triton"] and group["barriers"] == 2
+    measured = len(gpu)
+    group["rank"] = 1
+    assert diglot.tune(diglot.softmax, x, -1, backends=("triton",)) == []
+    assert len(gpu) == measured and source() == "exact"
+
+
+def test_a_failing_rank_lets_the_others_go_on(gpu, group, monkeypatch):
+    """They wait at a barrier, to which it comes in any case."""
+    monkeypatch.setattr(tune, "run", lambda *_: None)
+    with pytest.raises(RuntimeError, match="no plan runs"):
+        diglot.tune(diglot.softmax, torch.randn(6, 300, device=DEVICE), -1, backends=("triton",))
+    assert group["barriers"] == 1
 
 
 def test_a_call_is_tuned_if_that_is_asked_for(gpu, monkeypatch):
@@ -303,6 +342,35 @@ def test_what_is_printed(capsys):
     assert "skipped rows.cuda.few_slots=7: its results differ by 1" in text
     command._print_status([Choice(where, "near", {}, None), Choice(where, "model", {}, None)])
     assert "0 measured, 1 by a near shape, 1 by the model" in capsys.readouterr().out
+
+
+def test_the_command(gpu, monkeypatch, tmp_path):
+    """It tunes the rows of a model, in files that a later call reads. `--status` counts them."""
+    monkeypatch.setattr(measure, "why_not", lambda: None)
+    monkeypatch.setattr(harness, "DEVICE", "cpu")
+    monkeypatch.setattr(models, "shapes_of", lambda _: [(6, 300), (3, 12)])
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    arguments = ["tune", "softmax", "--like", config, "--dtype", "fp32", "--backend", "triton"]
+    arguments += ["--direction", "forward"]
+    assert "0 measured, 0 by a near shape, 2 by the model" in run(*arguments, "--status").stdout
+    assert not gpu
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("softmax_forward") == 2 and BEST["triton"] in result.stdout
+    forget_stores()
+    assert "2 measured, 0 by a near shape, 0 by the model" in run(*arguments, "--status").stdout
+    near = [*arguments[:2], "--shape", "12x312", "--shape", "6x9000", *arguments[4:], "--status"]
+    assert "0 measured, 1 by a near shape, 1 by the model" in run(*near).stdout
+
+
+def test_launches_of_one_plan(gpu, monkeypatch):
+    """There is nothing to choose, and that is said."""
+    monkeypatch.setattr(measure, "why_not", lambda: None)
+    monkeypatch.setattr(harness, "DEVICE", "cpu")
+    result = run("tune", "standardize", "--shape", "4096", "--direction", "forward")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "nothing is tuned: each of these launches has one plan\n"
 
 
 @pytest.mark.compiled
