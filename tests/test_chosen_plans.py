@@ -23,13 +23,15 @@ from diglot_cli.tune import tune as command
 pytestmark = pytest.mark.skipif(not INTERPRET, reason="times are made up where nothing is timed")
 # Microseconds of softmax's plans in CUDA C++; others take 10.
 US = {"rows.cuda.skipped_shapes=1": 9.0, "rows.cuda.skipped_shapes=2": 8.0}
+LUCKY = "rows.cuda.skipped_shapes=1"  # the fastest in the search, and not when it is timed again
 NEAR = {"rows.cuda.skipped_shapes": 1}
 
 
 @pytest.fixture
 def gpu(monkeypatch, tmp_path):
-    def times(functions, **_):
-        return {name: measure.Timing(US.get(name, 10.0), 1, 1, 1) for name in functions}
+    def times(functions, *, budget_ms):
+        us = US | ({LUCKY: 2.0} if budget_ms < chosen_plans.AGAIN_MS else {})
+        return {name: measure.Timing(us.get(name, 10.0), 1, 1, 1) for name in functions}
 
     def captured(function):
         function()
@@ -63,8 +65,15 @@ def test_a_chosen_plan_is_timed_beside_the_best(gpu, monkeypatch):
         return [Choice(choice.problem, "near", NEAR, None) for choice in real(call)]
 
     monkeypatch.setattr(chosen_plans, "choices_of", near)
+    tried = []
+    monkeypatch.setattr(
+        chosen_plans,
+        "_timed",
+        lambda *of, timed=chosen_plans._timed: tried.extend(of[1]) or timed(*of),
+    )
     (row,) = judge("softmax", CASE, call_of(CASE, "cuda"))
     assert (row["own_us"], row["chosen_us"], row["best_us"]) == (10, 9, 8)
+    assert tried[0] == LUCKY and len(tried) <= chosen_plans.FASTEST + 2
     assert row["best"] == "rows.cuda.skipped_shapes=2" and row["source"] == "near"
     assert row["plans"] > 3 and row["shape"] == [6, 300] and row["launcher"] == "softmax_forward"
     assert not list(chosen_plans.judge("softmax", CASE, lambda: None))
@@ -119,3 +128,30 @@ def test_the_command(gpu, monkeypatch, tmp_path):
     assert not list(tmp_path.glob("softmax/*"))  # no times are kept
     done = CliRunner().invoke(command, [*arguments, "--shape", "2x2"])
     assert done.exit_code != 0 and "--judge draws shapes" in done.output
+
+
+def test_a_run_goes_on_where_it_stopped(gpu, monkeypatch, tmp_path):
+    """Each call's rows are in the file as soon as it is judged. Another seed starts again."""
+    shapes = [((6, 300), torch.float32), ((6, 302), torch.float32), ((6, 304), torch.float32)]
+    monkeypatch.setattr(chosen_plans, "draw", lambda *_: shapes)
+    asked = []
+
+    def judge_or_stop(op, case, call, tell):
+        asked.append(case.shape[1])
+        if asked == [300, 302]:
+            raise ValueError("the machine is gone")
+        return [row(10, 10, 8, case=list(case.shape), shape=list(case.shape), dtype="float32")]
+
+    monkeypatch.setattr(chosen_plans, "judge", judge_or_stop)
+    arguments = ["softmax", "--direction", "forward", "--backend", "cuda"]
+    arguments += ["--results", str(tmp_path), "--judge"]
+    done = CliRunner().invoke(command, [*arguments, "1"])
+    assert done.exit_code != 0 and "the machine is gone" in done.output
+    for seed, others in (("1", [302, 304]), ("1", []), ("2", [300, 302, 304])):
+        asked[:] = []
+        done = CliRunner().invoke(command, [*arguments, seed])
+        assert done.exit_code == 0, (done.output, done.exc_info)
+        assert asked == others
+        report = json.loads((tmp_path / "softmax.json").read_text())
+        assert [r["shape"] for r in report["rows"]] == [[6, 300], [6, 302], [6, 304]]
+        assert report["seed"] == int(seed)

@@ -54,7 +54,7 @@ WHERE = ("launcher", "language", "dtype", "shape", "layout")
     type=int,
     help="Time chosen plans against a search's best, at 12 random shapes; keep nothing.",
 )
-@click.option("--results", metavar="DIR", help="Folder for --judge: a file per op.")
+@click.option("--results", metavar="DIR", help="Folder for --judge: files that grow.")
 @ended_as_interrupted()
 def tune(asked: Any) -> None:
     """Measure the plans of ops on this GPU, and keep the times for later calls.
@@ -63,7 +63,6 @@ def tune(asked: Any) -> None:
     compared with those of the planner's own plan.
     """
     from diglot.bench import chosen_plans, models
-    from diglot.bench.reports import make_report, save
     from diglot.bench.running import describe
     from diglot.bench.selection import load
     from diglot.tools import measure
@@ -111,27 +110,29 @@ def tune(asked: Any) -> None:
     if device is not None:
         return
     found: list[Any] = []
+    judged = {
+        op: chosen_plans.Judged(op, asked.judge, asked.results and Path(asked.results))
+        for op in (asked.ops if asked.judge is not None else ())
+    }
     with show_progress(messages, "") as tell:
-        for number, (op, case, make) in enumerate(calls):
+        for number, (op, case, backend, make) in enumerate(calls):
             tell.say(f"{op} {describe(case)}")
             tell.done(number, len(calls))
-            if asked.judge is not None:
-                found += chosen_plans.judge(op, case, make(), tell.say)
-            else:
+            if asked.judge is None:
                 found += tune_call(make(), folder=asked.folder, tell=tell.say)
+            elif not judged[op].has(case, backend):
+                judged[op].add(chosen_plans.judge(op, case, make(), tell.say))
     if asked.judge is None:
         _print_found(found)
-        return
-    print_table(chosen_plans.HEADER, chosen_plans.table(found))
-    for op in asked.ops if asked.results is not None else ():
-        rows = [row for row in found if row["op"] == op]
-        save(make_report(op, rows, seed=asked.judge), Path(asked.results or "") / f"{op}.json")
+    else:
+        rows = [row for of_op in judged.values() for row in of_op.rows]
+        print_table(chosen_plans.HEADER, chosen_plans.table(rows))
 
 
 def _calls(
     benchmarks: list[Any], directions: tuple[str, ...], backends: tuple[str, ...]
-) -> Iterator[tuple[str, Any, Any]]:
-    """The op, the case, and what makes the call, of each benchmark with its shapes and dtypes."""
+) -> Iterator[tuple[str, Any, str, Any]]:
+    """The op, the case, the backend, and what makes the call: of all benchmarks and shapes."""
     from diglot.bench.harness import Case
     from diglot.bench.models import options_of
 
@@ -146,7 +147,7 @@ def _calls(
                 if direction not in has or not benchmark.takes(case):
                     continue
                 for backend in backends:
-                    yield benchmark.op, case, maker(benchmark, case, backend)
+                    yield benchmark.op, case, backend, maker(benchmark, case, backend)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -168,6 +169,8 @@ def _print_found(found: list[Any]) -> None:
     from diglot.tools.numbers import NOTHING
     from diglot.tools.table import Column
 
+    if not found:
+        make_console().print("nothing is tuned: each of these launches has one plan")
     lines = []
     for tuned in found:
         own, best = tuned.times_us.get(""), tuned.times_us[tuned.best]
