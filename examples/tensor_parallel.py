@@ -37,7 +37,7 @@ Join = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, 
 
 @dataclass(frozen=True)
 class Shape:
-    """Dimensions: of Llama 3.1 8B, but for the number of layers."""
+    """Dimensions: by default of Llama 3.1 8B, with four of its layers."""
 
     width: int = 4096
     heads: int = 32
