@@ -134,8 +134,9 @@ def kernels_hash(op: str) -> str:
     parts = [sources_hash("cuda", op), sources_hash("triton", op), torch.__version__]
     entries = [entry for other in ops_of(op) for entry in store_of(other, gpu).entries.values()]
     values = tunables(gpu).values.items()
+    families = families_of(op)  # which reads files, so once
     parts += [repr(sorted(map(repr, entries))), str(versions()["triton"])]
-    parts += [repr(sorted(v for v in values if v[0].split(".")[0] in families_of(op)))]
+    parts += [repr(sorted(v for v in values if v[0].split(".")[0] in families))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 import diglot
 
-LAYERS, HEADS = 6, 12
+LAYERS, HEAD = 6, 32  # HEAD: the width of a head
 EPS = 1e-12  # of the layer norms
 DROPOUT = 0.1
 MOST_TOKENS = 256  # of a sentence, as its authors have it
@@ -114,7 +114,7 @@ class Encoder:
 
     def _attend(self, x: torch.Tensor, mask: torch.Tensor, name: str) -> torch.Tensor:
         query, key, value = (
-            self._linear(x, f"{name}.{part}").unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            self._linear(x, f"{name}.{part}").unflatten(-1, (-1, HEAD)).transpose(1, 2)
             for part in ("query", "key", "value")
         )
         scores = query @ key.mT * query.shape[-1] ** -0.5

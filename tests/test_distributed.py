@@ -116,6 +116,39 @@ def test_a_backward_pass_keeps_the_backend_of_its_scope(backend):
         assert ran == backend and (grad == 2).all()
 
 
+def train(rank: int, hook) -> list[torch.Tensor]:
+    """The weights of a small model after three steps."""
+    torch.manual_seed(rank)  # DistributedDataParallel gives all ranks the weights of rank 0
+    layers = [torch.nn.Linear(40, 40), torch.nn.GELU(), torch.nn.Linear(40, 3)]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    if hook is not None:
+        model.register_comm_hook(None, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        x = exact(10 * step + rank, (16, 40))
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_ddp_hook(backend):
+    """Weights are those of PyTorch's own averages, and have the same bits on all ranks."""
+
+    def work(rank):
+        distributed.Workspace(most_pushed=16384, timeout=60.0)
+        with diglot.backends.record_runs() as runs:
+            made = train(rank, distributed.ddp_hook(backend=backend))
+        return made, train(rank, None), [run.backend for run in runs]
+
+    (one, expected, ran), (other, _, _) = in_group(2, work)
+    assert ran == [backend] * 3
+    assert all(map(torch.equal, one, other))
+    for made, right in zip(one, expected, strict=True):
+        torch.testing.assert_close(made, right, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_gradients(backend, compiled):

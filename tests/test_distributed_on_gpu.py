@@ -171,12 +171,41 @@ def use_two_streams(rank: int, backend: str) -> None:
         space.close()
 
 
+def train_with_hook(rank: int, backend: str) -> None:
+    """Weights of both ranks have the same bits, and are those of NCCL's averages."""
+
+    def train(hook: object) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(1024, 1024) for _ in range(6)]
+        model = torch.nn.parallel.DistributedDataParallel(
+            torch.nn.Sequential(*layers).cuda(), device_ids=[rank], bucket_cap_mb=5
+        )
+        if hook is not None:
+            model.register_comm_hook(None, hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(rank)
+        for _ in range(20):
+            model(torch.randn(64, 1024, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach() for p in model.parameters()]
+
+    space = distributed.Workspace()
+    made, expected = train(distributed.ddp_hook(backend=backend)), train(None)
+    space.synchronize()
+    for one, right in zip(made, expected, strict=True):
+        assert all(torch.equal(one, other) for other in gathered(one))
+        torch.testing.assert_close(one, right, rtol=1e-3, atol=1e-5)
+    space.close()
+
+
 WORKS = (
     reduce_random_tensors,
     exchange_random_tensors,
     replay_graphs,
     lose_a_peer,
     use_two_streams,
+    train_with_hook,
 )
 
 

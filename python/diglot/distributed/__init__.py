@@ -7,6 +7,7 @@ from diglot.distributed.collectives import (
     barrier,
     reduce_scatter,
 )
+from diglot.distributed.ddp import ddp_hook
 from diglot.distributed.workspace import Workspace
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "all_reduce",
     "all_reduce_add_rms_norm",
     "barrier",
+    "ddp_hook",
     "reduce_scatter",
 ]

@@ -1,0 +1,132 @@
+"""The sentence encoder split over several GPUs, whose partial sums diglot adds up.
+
+    torchrun --nproc-per-node 2 examples/tensor_parallel_encoder.py
+    torchrun --nproc-per-node 2 examples/tensor_parallel_encoder.py --backend cuda triton
+
+It is the network of sentence_encoder.py. Each rank has half of the heads and half of the hidden
+layer, so a layer has two all-reduces. The program prints tokens per second with NCCL and with
+diglot, in turns, inside CUDA graphs, and compares the embeddings with those of one GPU. Weights are
+random, and a sentence has 64 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sentence_encoder import LAYERS, Encoder, Ops
+from tensor_parallel import tokens_per_second
+
+import diglot
+
+WIDTH, HIDDEN, WORDS, POSITIONS, TOKENS = 384, 1536, 30522, 512, 64
+WHOLE = Ops.of_torch()
+
+
+def random_weights(device: str) -> dict[str, torch.Tensor]:
+    """Weights of the network's names and shapes, the same on every rank."""
+    numbers = torch.Generator(device).manual_seed(0)
+    shapes = {
+        "embeddings.word_embeddings.weight": (WORDS, WIDTH),
+        "embeddings.token_type_embeddings.weight": (2, WIDTH),
+        "embeddings.position_embeddings.weight": (POSITIONS, WIDTH),
+    }
+    norms = ["embeddings.LayerNorm"]
+    for layer in (f"encoder.layer.{i}" for i in range(LAYERS)):
+        square = [f"{layer}.attention.self.{part}" for part in ("query", "key", "value")]
+        for name in [*square, f"{layer}.attention.output.dense"]:
+            shapes |= {f"{name}.weight": (WIDTH, WIDTH), f"{name}.bias": (WIDTH,)}
+        shapes[f"{layer}.intermediate.dense.weight"] = (HIDDEN, WIDTH)
+        shapes[f"{layer}.intermediate.dense.bias"] = (HIDDEN,)
+        shapes[f"{layer}.output.dense.weight"] = (WIDTH, HIDDEN)
+        shapes[f"{layer}.output.dense.bias"] = (WIDTH,)
+        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
+    made = {
+        name: torch.randn(shape, generator=numbers, device=device) * shape[-1] ** -0.5
+        for name, shape in shapes.items()
+    }
+    for name in norms:
+        made |= {f"{name}.weight": torch.ones(WIDTH, device=device)}
+        made |= {f"{name}.bias": torch.zeros(WIDTH, device=device)}
+    return made
+
+
+class PartOfEncoder(Encoder):
+    """A rank's part of the encoder.
+
+    Args:
+        weights: of the whole network.
+        backend: the backend that adds up the ranks' sums; "torch" is NCCL.
+    """
+
+    def __init__(
+        self, weights: dict[str, torch.Tensor], rank: int, ranks: int, backend: str
+    ) -> None:
+        self.ops, self.training, self.ranks, self.backend = WHOLE, False, ranks, backend
+        self.weights = dict(weights)
+        for name, whole in weights.items():
+            is_split = ".self." in name or ".intermediate." in name
+            is_summed = name.endswith("output.dense.weight")
+            if ranks > 1 and (is_split or is_summed):
+                self.weights[name] = whole.chunk(ranks, int(is_summed))[rank].contiguous()
+
+    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        if self.ranks == 1 or not name.endswith("output.dense"):
+            return super()._linear(x, name)
+        part = F.linear(x, self.weights[f"{name}.weight"])
+        whole = diglot.distributed.all_reduce(part, backend=self.backend)
+        return whole + self.weights[f"{name}.bias"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backend", choices=["cuda", "triton"], nargs="+", default=["cuda"])
+    parser.add_argument("--sentences", type=int, nargs="+", default=[1, 16, 256])
+    parser.add_argument("--output", type=Path, help="a file for rank 0's figures, as JSON")
+    given = parser.parse_args(arguments)
+    os.environ |= {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    space, ranks, rows = diglot.distributed.Workspace(), dist.get_world_size(), []
+    weights = random_weights("cuda")
+    with torch.inference_mode():
+        for count in given.sentences:
+            numbers = torch.Generator("cuda").manual_seed(count)
+            ids = torch.randint(WORDS, (count, TOKENS), generator=numbers, device="cuda")
+            mask = torch.ones_like(ids, dtype=torch.bool)
+            alone = PartOfEncoder(weights, 0, 1, "torch").encode(ids, mask)
+            errors, steps = {}, {}
+            for name in ("torch", *given.backend):
+                part = PartOfEncoder(weights, rank, ranks, name)
+                errors[name] = float((part.encode(ids, mask) - alone).abs().max())
+                if not errors[name] < 1e-3:
+                    raise RuntimeError(f"{name}: embeddings differ by {errors[name]:.3g}")
+                steps[name] = functools.partial(part.encode, ids, mask)
+            speeds = tokens_per_second(steps, count * TOKENS)
+            rows.append({"sentences": count, "tokens_per_s": speeds, "errors": errors})
+            if rank == 0:
+                told = ", ".join(f"{n} {s:,.0f} tokens/s" for n, s in speeds.items())
+                print(f"{count} sentences: {told}", flush=True)
+    space.synchronize()
+    space.close()
+    if rank == 0 and given.output is not None:
+        facts = {"gpu": torch.cuda.get_device_name(), "ranks": ranks, "torch": torch.__version__}
+        facts |= {"commit": os.environ.get("DIGLOT_COMMIT", "unknown")}
+        given.output.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
