@@ -120,12 +120,14 @@ def launched(
     return out
 
 
-SIZES = {"cuda": [1, 7, 129, (1 << 17) + 519], "triton": [1, 7, 256, 257, 2047]}
+TINY = 4096
+SIZES = {"cuda": [1, 7, 129, TINY + 519], "triton": [1, 7, 256, 257, 2047]}
 
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("backend", KERNELS)
-@use_tunables({"elementwise.triton.tiny_elements": 16})  # small arrays, as large ones
+# Small arrays, as large ones.
+@use_tunables({"elementwise.triton.tiny_elements": 16, "elementwise.cuda.tiny_elements": TINY})
 def test_every_element_is_written_and_no_other(backend, dtype):
     """At an aligned place and at others, where flat kernels have no head."""
     for n in SIZES[backend]:
@@ -139,7 +141,7 @@ def test_every_element_is_written_and_no_other(backend, dtype):
             assert_bits(out, expected(x, 0.5, 5))
             rest = torch.cat([memory[:own_offset], memory[own_offset + n :]])
             assert (rest == 77).all()
-            is_tiny = backend == "cuda" and n <= 1 << 17
+            is_tiny = backend == "cuda" and n <= TINY
             is_flat = is_tiny or backend == "triton" or offset == own_offset == 0
             assert variant.startswith("flat" if is_flat else "strided"), (n, offset, variant)
 
@@ -148,10 +150,11 @@ def test_every_element_is_written_and_no_other(backend, dtype):
 @pytest.mark.parametrize("backend", ["cuda"] if DEVICE == "cuda" else KERNELS[:1])
 def test_large_arrays(backend, dtype):
     """Where a thread makes several accesses."""
-    vectors = 8 * 132 * 128
+    vectors = 8 * 132 * 128 if DEVICE == "cuda" else 3000
     n = vectors * 16 // dtype.itemsize + 519
     x = torch.randn(n, device=DEVICE).to(dtype)
-    with diglot.use_plans({"elementwise.cuda.small_vectors": vectors}):
+    limits = {"small_vectors": vectors, "tiny_elements": TINY}
+    with diglot.use_plans({f"elementwise.cuda.{name}": limit for name, limit in limits.items()}):
         assert_bits(diglot.dropout(x, 0.2, seed=1, backend=backend), expected(x, 0.2, 1))
     assert diglot.last_run().variant == "flat, 16 elements per thread"
 

@@ -62,7 +62,7 @@ def test_tiles(m, n, parts, others):
     at every call.
     """
     m, n = (m, n) if others.get("swap", 64) else (m, -(-n // 8) * 8)
-    for layout, k in zip(LAYOUTS, (904, 456, 512, 1032), strict=True):
+    for layout, k in zip(LAYOUTS, (520, 328, 384, 648), strict=True):
         rows = -(-m // 8) * 8 if layout[0] == "T" else m
         a, b = operands(rows, -(-n // 8) * 8 if layout[1] == "N" else n, k, layout, BF16, integers)
         bias = integers(b.shape[1], dtype=BF16)
@@ -74,13 +74,13 @@ def test_tiles(m, n, parts, others):
             sum_ = run(diglot.linear, a, b.mT, bias)
         assert torch.equal(product, matmul_oracle(a, b).bfloat16())
         assert torch.equal(sum_, (matmul_oracle(a, b) + bias.double()).bfloat16())
-    a, b = operands(m, n, 904, "NT", BF16)
+    a, b = operands(m, n, 520, "NT", BF16)
     with diglot.use_plans(numbers(parts, **others, turns=NEVER)):
-        first, *repeated = (run(diglot.matmul, a, b) for _ in range(3))
+        first, again = (run(diglot.matmul, a, b) for _ in range(2))
     with diglot.use_plans(numbers(parts, NEVER, **others, turns=NEVER)):
         apart = run(diglot.matmul, a, b)
         assert variant().endswith(f", K in {parts} parts")
-    assert all(torch.equal(first, other) for other in (*repeated, apart))
+    assert torch.equal(first, again) and torch.equal(first, apart)
     assert_product(first, a, b)
 
 
