@@ -66,6 +66,17 @@ WAYS = {
 SLOW = {"one", "many", "apart", "every other", "a batch"}
 
 
+def nine_rows(n, dtype):
+    return torch.randn(9, n, generator=torch.Generator().manual_seed(n)).to(DEVICE, dtype)
+
+
+@functools.cache
+def whole_results(op, n, dtype, backend):
+    """Those of the rows as they are, once for all ways."""
+    with diglot.use_plans("invariant"):
+        return results(op, nine_rows(n, dtype), backend)
+
+
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=[pytest.mark.slow] if way in SLOW else []) for way in WAYS]
 )
@@ -76,12 +87,10 @@ def test_rows_have_the_same_bits(backend, op, way):
     made, expected = WAYS[way]
     lengths = SHORT if backend == "triton" and INTERPRET else LENGTHS
     for n, dtype in itertools.product(lengths, (torch.float32, torch.bfloat16)):
-        x = torch.randn(9, n, generator=torch.Generator().manual_seed(n)).to(DEVICE, dtype)
         with diglot.use_plans("invariant"):
-            for whole, part in zip(
-                results(op, x, backend), results(op, made(x), backend), strict=True
-            ):
-                assert torch.equal(expected(whole), part), (n, dtype)
+            parts = results(op, made(nine_rows(n, dtype)), backend)
+        for whole, part in zip(whole_results(op, n, dtype, backend), parts, strict=True):
+            assert torch.equal(expected(whole), part), (n, dtype)
 
 
 @pytest.mark.parametrize("n", [12, 77, 1004])

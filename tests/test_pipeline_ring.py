@@ -163,12 +163,13 @@ class NoTail(Ring):
     ],
 )
 def test_every_wait_is_needed(fault):
-    """What lacks one is wrong with some of the seeds, and the ring as it is with none."""
-    x = torch.randn(31, 3)
-    right = sum(
-        torch.equal(stream(double, x, 2, 3, seed, fault)[0], double(x)) for seed in range(40)
-    )
-    assert right == 40 if fault is Ring else right <= 36
+    """What lacks one is wrong with a few of the seeds, and the ring as it is with none."""
+    x, wrong, few = torch.randn(31, 3), 0, 4
+    for seed in range(40):
+        wrong += not torch.equal(stream(double, x, 2, 3, seed, fault)[0], double(x))
+        if wrong == few:
+            break
+    assert wrong == (0 if fault is Ring else few)
 
 
 class OneWriteFails(HostArray):
