@@ -120,7 +120,7 @@ def launched(
     return out
 
 
-TINY = 4096
+TINY = 1 << 17 if DEVICE == "cuda" else 4096
 SIZES = {"cuda": [1, 7, 129, TINY + 519], "triton": [1, 7, 256, 257, 2047]}
 
 
