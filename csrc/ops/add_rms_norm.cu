@@ -8,8 +8,8 @@ namespace diglot {
 
 template <typename Shape, typename T, typename W>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    add_rms_norm_forward_rows(Rows<4> rows, Inputs<T, 2> inputs,
-                              AddNormForward<T, W, false> operation, T* output) {
+    add_rms_norm_forward_rows(Inputs<T, 2> inputs, T* output, AddNormForward<T, W, false> operation,
+                              Rows<4> rows) {
   reduce_then_map_rows<Shape>(rows, operation, inputs, output);
 }
 
@@ -30,7 +30,7 @@ void add_rms_norm_forward(Planner& planner, const Operand& input, const Operand&
             const auto& operation) {
           using W = typename decltype(type)::type;
           return planner.add<add_rms_norm_forward_rows<decltype(shape), T, W>>(
-              how, rows, inputs, operation, out.as<T>());
+              how, inputs, out.as<T>(), operation, rows);
         });
   });
 }

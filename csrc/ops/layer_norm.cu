@@ -9,8 +9,8 @@ namespace diglot {
 
 template <typename Shape, typename T, typename W>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    layer_norm_forward_rows(Rows<3> rows, Inputs<T, 1> inputs, NormForward<T, W, true> operation,
-                            T* output) {
+    layer_norm_forward_rows(Inputs<T, 1> inputs, T* output, NormForward<T, W, true> operation,
+                            Rows<3> rows) {
   reduce_then_map_rows<Shape>(rows, operation, inputs, output);
 }
 
@@ -50,7 +50,7 @@ void layer_norm_forward(Planner& planner, const Operand& input, const Operand* w
             const auto& operation) {
           using W = typename decltype(type)::type;
           return planner.add<layer_norm_forward_rows<decltype(shape), T, W>>(
-              how, rows, inputs, operation, out.as<T>());
+              how, inputs, out.as<T>(), operation, rows);
         });
   });
 }

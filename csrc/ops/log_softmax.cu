@@ -63,15 +63,15 @@ struct LogSoftmaxRowGradient : RowOperation {
 
 template <typename Shape, typename I, typename O>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    log_softmax_forward_rows(Rows<2> rows, Inputs<I, 1> inputs,
-                             typename LogSoftmaxRow<O>::State* states, O* output) {
+    log_softmax_forward_rows(Inputs<I, 1> inputs, O* output,
+                             typename LogSoftmaxRow<O>::State* states, Rows<2> rows) {
   reduce_then_map_rows<Shape>(rows, LogSoftmaxRow<O>{}, inputs, output, states);
 }
 
 template <typename Shape, typename I, typename O>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    log_softmax_backward_rows(Rows<3> rows, Inputs<I, 2> inputs,
-                              typename LogSoftmaxRowGradient<I>::State* states, O* grad_input) {
+    log_softmax_backward_rows(Inputs<I, 2> inputs, O* grad_input,
+                              typename LogSoftmaxRowGradient<I>::State* states, Rows<3> rows) {
   reduce_then_map_rows<Shape>(rows, LogSoftmaxRowGradient<I>{}, inputs, grad_input, states);
 }
 
@@ -91,7 +91,7 @@ void log_softmax_forward(Planner& planner, const Operand& input, int64_t dim, co
         planner, {&out, &input}, dim,
         [&](auto shape, const auto& rows, const Launch& how, const auto& states) {
           return planner.add<log_softmax_forward_rows<decltype(shape), I, O>>(
-              how, rows, inputs_of<I>(input), states.template as<State>(), out.as<O>());
+              how, inputs_of<I>(input), out.as<O>(), states.template as<State>(), rows);
         },
         true, sizeof(State));
   });
@@ -108,8 +108,8 @@ void log_softmax_backward(Planner& planner, const Operand& grad_output, const Op
         planner, {&out, &grad_output, &output}, dim,
         [&](auto shape, const auto& rows, const Launch& how, const auto& states) {
           return planner.add<log_softmax_backward_rows<decltype(shape), I, O>>(
-              how, rows, inputs_of<I>(grad_output, output), states.template as<State>(),
-              out.as<O>());
+              how, inputs_of<I>(grad_output, output), out.as<O>(), states.template as<State>(),
+              rows);
         },
         true, sizeof(State));
   });

@@ -9,8 +9,8 @@ namespace diglot {
 
 template <typename Shape, typename T, typename W>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    rms_norm_forward_rows(Rows<3> rows, Inputs<T, 1> inputs, NormForward<T, W, false> operation,
-                          T* output) {
+    rms_norm_forward_rows(Inputs<T, 1> inputs, T* output, NormForward<T, W, false> operation,
+                          Rows<3> rows) {
   reduce_then_map_rows<Shape>(rows, operation, inputs, output);
 }
 
@@ -48,8 +48,8 @@ void rms_norm_forward(Planner& planner, const Operand& input, const Operand* wei
         [&](auto type, auto shape, const auto& rows, const Launch& how, const auto& inputs,
             const auto& operation) {
           using W = typename decltype(type)::type;
-          return planner.add<rms_norm_forward_rows<decltype(shape), T, W>>(how, rows, inputs,
-                                                                           operation, out.as<T>());
+          return planner.add<rms_norm_forward_rows<decltype(shape), T, W>>(how, inputs, out.as<T>(),
+                                                                           operation, rows);
         });
   });
 }

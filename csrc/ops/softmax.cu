@@ -66,15 +66,15 @@ struct SoftmaxRowGradient : RowOperation {
 
 template <typename Shape, typename I, typename O>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    softmax_forward_rows(Rows<2> rows, Inputs<I, 1> inputs, typename SoftmaxRow<O>::State* states,
-                         O* output) {
+    softmax_forward_rows(Inputs<I, 1> inputs, O* output, typename SoftmaxRow<O>::State* states,
+                         Rows<2> rows) {
   reduce_then_map_rows<Shape>(rows, SoftmaxRow<O>{}, inputs, output, states);
 }
 
 template <typename Shape, typename I, typename O>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    softmax_backward_rows(Rows<3> rows, Inputs<I, 2> inputs,
-                          typename SoftmaxRowGradient<I>::State* states, O* grad_input) {
+    softmax_backward_rows(Inputs<I, 2> inputs, O* grad_input,
+                          typename SoftmaxRowGradient<I>::State* states, Rows<3> rows) {
   reduce_then_map_rows<Shape>(rows, SoftmaxRowGradient<I>{}, inputs, grad_input, states);
 }
 
@@ -94,7 +94,7 @@ void softmax_forward(Planner& planner, const Operand& input, int64_t dim, const 
         planner, {&out, &input}, dim,
         [&](auto shape, const auto& rows, const Launch& how, const auto& states) {
           return planner.add<softmax_forward_rows<decltype(shape), I, O>>(
-              how, rows, inputs_of<I>(input), states.template as<State>(), out.as<O>());
+              how, inputs_of<I>(input), out.as<O>(), states.template as<State>(), rows);
         },
         true, sizeof(State));
   });
@@ -110,8 +110,8 @@ void softmax_backward(Planner& planner, const Operand& grad_output, const Operan
         planner, {&out, &grad_output, &output}, dim,
         [&](auto shape, const auto& rows, const Launch& how, const auto& states) {
           return planner.add<softmax_backward_rows<decltype(shape), I, O>>(
-              how, rows, inputs_of<I>(grad_output, output), states.template as<State>(),
-              out.as<O>());
+              how, inputs_of<I>(grad_output, output), out.as<O>(), states.template as<State>(),
+              rows);
         },
         true, sizeof(State));
   });

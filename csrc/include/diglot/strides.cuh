@@ -55,10 +55,12 @@ struct Strides {
     Index array[kArrays];
   };
 
+  // As a kernel's argument: what arrays of one dimension need comes first, side by side. The first
+  // access of an SM to each line of arguments is a miss.
   int rank = 0;
-  Divisor sizes[kMaxRank];
-  Index strides[kMaxRank][kArrays];
   Offsets start{};  // of the first element
+  Index strides[kMaxRank][kArrays] = {};
+  Divisor sizes[kMaxRank];
 
   DIGLOT_DEVICE Offsets offsets(Index linear) const {
     Offsets result = start;
@@ -69,17 +71,21 @@ struct Strides {
     }
     return result;
   }
-  // The same with less code, for kernels that compute offsets once. Most arrays have one dimension.
+  // The same with less code, for kernels that compute offsets once. Most arrays have one dimension,
+  // or none, with strides of 0.
   DIGLOT_DEVICE Offsets offsets_by_loop(Index linear) const {
     Offsets result = start;
-    int d = 0;
-    DIGLOT_NO_UNROLL
-    for (; d + 1 < rank; ++d) {
-      const Index rest = sizes[d].quotient(linear);
-      add(d, linear - rest * static_cast<Index>(sizes[d].divisor), result);
-      linear = rest;
+    if (__builtin_expect(rank > 1, 0)) {
+      DIGLOT_NO_UNROLL
+      for (int d = 1; d < rank; ++d) {
+        const Index rest = sizes[d - 1].quotient(linear);
+        add(d - 1, linear - rest * static_cast<Index>(sizes[d - 1].divisor), result);
+        linear = rest;
+      }
+      add(rank - 1, linear, result);
+    } else {
+      add(0, linear, result);
     }
-    if (rank > 0) add(d, linear, result);
     return result;
   }
 

@@ -137,11 +137,12 @@ auto inputs_of(const Operands&... operands) {
 }
 
 // Shares a row of `accesses` accesses out evenly: to blocks with at most `most_threads` threads
-// while the cluster is below `most_blocks`, then to as few threads as hold it. A thread has at most
-// `each` accesses, unless a block lacks the threads. Returns the threads of a block.
+// while the cluster is below `most_blocks`, then to as few threads as hold it. A thread has `each`
+// accesses, unless a block lacks the threads, or more if all blocks of `count` rows then run at
+// once. Returns the threads of a block.
 template <typename Shape, int kArrays>
 int share_accesses(Rows<kArrays>& rows, int64_t accesses, int along, int most_blocks,
-                   int64_t most_threads, int64_t each) {
+                   int64_t most_threads, int64_t each, int64_t count, int multiprocessors) {
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   int64_t blocks = quotient(accesses, Shape::kThreads * Shape::kAccesses);
   if (Shape::kTeam == Team::kCluster) {
@@ -151,15 +152,23 @@ int share_accesses(Rows<kArrays>& rows, int64_t accesses, int along, int most_bl
   const int64_t in_block = quotient(accesses, blocks);
   rows.blocks = static_cast<int>(quotient(accesses, in_block));
   rows.part = static_cast<int>(in_block) * along;
-  return static_cast<int>(
-      std::min<int64_t>(quotient(in_block, each * kWarpLanes) * kWarpLanes, Shape::kThreads));
+  for (;; ++each) {
+    const int64_t threads =
+        std::min<int64_t>(quotient(in_block, each * kWarpLanes) * kWarpLanes, Shape::kThreads);
+    const int64_t resident = Shape::kThreads * Shape::kBlocks / threads * multiprocessors;
+    if (each >= Shape::kAccesses || count * rows.blocks <= resident) {
+      return static_cast<int>(threads);
+    }
+  }
 }
 
 // Sets how a shape shares out rows, and returns the launch. Clusters have at most `most_blocks`
-// blocks, and blocks at most `most_threads` threads, where the shape has a choice.
+// blocks, and blocks at most `most_threads` threads, where the shape has a choice. It shares out as
+// for `planned` rows.
 template <typename Shape, typename I, int kInputs, int kArrays>
 Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
-                 [[maybe_unused]] int64_t most_threads, [[maybe_unused]] int64_t each) {
+                 [[maybe_unused]] int64_t most_threads, [[maybe_unused]] int64_t each,
+                 [[maybe_unused]] int64_t planned) {
   constexpr int kAlong = Shape::template kAlong<I>;
   constexpr bool kIsColumns = Shape::kTeam == Team::kColumns;
   constexpr const VariantNames& kNames = kVariantNames<kIsColumns, Shape::kWidth>;
@@ -189,8 +198,8 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
   const int64_t size = int64_t{Shape::kThreads >> rows.log_side} * Shape::kAccesses;
   const int64_t tiles = quotient(accesses, size);
   if constexpr (!Shape::kIsTiled) {
-    const int threads =
-        share_accesses<Shape>(rows, accesses, kAlong, most_blocks, most_threads, each);
+    const int threads = share_accesses<Shape>(rows, accesses, kAlong, most_blocks, most_threads,
+                                              each, planned, planner.device.multiprocessors());
     how.block = static_cast<unsigned>(threads);
     how.grid = static_cast<unsigned>(rows.count * rows.blocks);
     how.cluster_blocks = static_cast<unsigned>(rows.blocks);
@@ -301,7 +310,8 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
           const int64_t most_threads =
               Shape::kTeam == Team::kCluster ? Shapes::most_threads(planner, rows.n) : 0;
           const int64_t each = std::min<int64_t>(Shapes::most_accesses(planned), Shape::kAccesses);
-          const Launch how = share_out<Shape, I, kInputs>(planner, rows, most, most_threads, each);
+          const Launch how =
+              share_out<Shape, I, kInputs>(planner, rows, most, most_threads, each, planned);
           if (function(shape, rows, how, Address<char>())) return true;
           if (how.cluster_blocks > static_cast<unsigned>(most)) return false;
         }

@@ -9,16 +9,16 @@ namespace diglot {
 // kArrays arrays of rows, the output first, and how blocks and threads share out the rows.
 template <int kArrays>
 struct Rows {
-  int64_t n;                         // elements of a row
-  int64_t count;                     // rows; for columns: accesses side by side
-  Strides<kArrays, int64_t> starts;  // of rows
-  int64_t steps[kArrays];            // from an element of a row to the next
+  int64_t n;               // elements of a row
+  int64_t count;           // rows; for columns: accesses side by side
+  int64_t steps[kArrays];  // from an element of a row to the next
   int log_side;    // log2 of the lanes that hold a row, or of a block's accesses across columns
   int blocks;      // of a cluster that share a row
   int part;        // elements of the row for each of them, at most
   int tiles;       // of a row, for each block that shares it; for split columns, of a chunk
   int slots;       // tiles that fit in shared memory
   int chunks = 1;  // of split columns
+  Strides<kArrays, int64_t> starts;  // of rows; last, as most of it is for many dimensions
 };
 
 // The threads that share a row: lanes of a warp; a block; or the blocks of a cluster, one tile
