@@ -47,6 +47,24 @@ DIGLOT_DEVICE uint4 load_constant(const T* address) {
 #endif
 }
 
+// The same if the bytes exist, else `absent`, without a branch.
+template <typename T>
+DIGLOT_DEVICE uint4 load_constant(const T* address, bool exists, uint4 absent) {
+#if defined(__CUDA_ARCH__)
+  asm volatile(
+      "{\n\t"
+      ".reg .pred exists;\n\t"
+      "setp.ne.s32 exists, %5, 0;\n\t"
+      "@exists ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n\t"
+      "}"
+      : "+r"(absent.x), "+r"(absent.y), "+r"(absent.z), "+r"(absent.w)
+      : "l"(__cvta_generic_to_global(address)), "r"(static_cast<int>(exists)));
+  return absent;
+#else
+  return exists ? load_constant(address) : absent;
+#endif
+}
+
 // The word that begins `bits`, 0 to 31, behind the start of the first of two.
 DIGLOT_DEVICE uint32_t word_between(uint32_t first, uint32_t second, int bits) {
 #if defined(__CUDA_ARCH__)
@@ -124,6 +142,27 @@ DIGLOT_DEVICE void store_vector(T* address, const Vector<T, kElements>& value) {
   } else {
     *reinterpret_cast<Vector<T, kElements>*>(address) = value;
   }
+}
+
+// The same if the address exists, without a branch.
+template <typename T>
+DIGLOT_DEVICE void store_vector(T* address, const Vector<T>& value, bool exists) {
+#if defined(__CUDA_ARCH__)
+  uint4 bits;
+  memcpy(&bits, &value, sizeof(bits));
+  asm volatile(
+      "{\n\t"
+      ".reg .pred exists;\n\t"
+      "setp.ne.s32 exists, %5, 0;\n\t"
+      "@exists st.global.v4.b32 [%0], {%1, %2, %3, %4};\n\t"
+      "}"
+      :
+      : "l"(__cvta_generic_to_global(address)), "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w),
+        "r"(static_cast<int>(exists))
+      : "memory");
+#else
+  if (exists) store_vector(address, value);
+#endif
 }
 
 // An access as 16 bytes in registers. Where the compiler knows 16-bit elements one by one, each
@@ -286,6 +325,15 @@ DIGLOT_DEVICE void wait_for_copies_before([[maybe_unused]] int newer,
     case 2: asm volatile("cp.async.wait_group 2;" : : : "memory"); break;
     default: asm volatile("cp.async.wait_group 3;" : : : "memory");
   }
+#endif
+}
+
+// The number of the lowest bit that is set; there is one.
+DIGLOT_DEVICE int lowest_bit(unsigned bits) {
+#if defined(__CUDA_ARCH__)
+  return __ffs(static_cast<int>(bits)) - 1;
+#else
+  return __builtin_ctz(bits);
 #endif
 }
 

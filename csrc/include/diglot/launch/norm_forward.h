@@ -17,46 +17,100 @@ struct NormShapes {
   using FewRows = BlockRows<1024, 2>;
   static constexpr int64_t kOneWave = 320 * 1024;  // accesses that all SMs hold in this shape
   template <Width kWidth>
-  using InLanes = LaneRows<4, kWidth, kWidth == Width::kWide && kInputs == 1 ? 10 : 1>;
+  using InLanes = LaneRows<4, kWidth,
+                           (kInputs > 1 || (sizeof(T) > 2 && kWidth != Width::kWide)) ? 1
+                           : (kWidth == Width::kWide)                                 ? 10
+                                                                                      : 12>;
+  using InManyLanes = LaneRows<8, Width::kWide, 8>;
+  // Each serves a number of rows that the other would take two waves for.
+  using InThreads = BlockRows<384, 4, 3>;
+  using InFewThreads = BlockRows<256, 8, 3>;
   template <Width kWidth>
   using Shared = typename SharedRows<T, kInputs>::template Shape<kWidth>;
   using One =
-      ShapeList<InLanes<Width::kWide>, FewRows, LaneRows<6, Width::kWide, 12>, BlockRows<384, 4, 3>,
-                ClusterRows<384, 6, 2, Width::kWide>, TiledRows<kMost>>;
+      ShapeList<InLanes<Width::kWide>, FewRows, LaneRows<6, Width::kWide, 12>, InManyLanes,
+                InThreads, InFewThreads, ClusterRows<384, 6, 2, Width::kWide>, TiledRows<kMost>>;
   using Two = ShapeList<InLanes<Width::kWide>, FewRows, BlockRows<256, 4, 3>, Shared<Width::kWide>,
                         TiledRows<kMost>>;
   using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
   using Wide = std::conditional_t<sizeof(T) == 8, Few, std::conditional_t<kInputs == 1, One, Two>>;
   using Narrow = ShapeList<NarrowLaneRows, NarrowTiledRows>;
-  // Weight and bias of peeled rows take registers, too.
-  using PeeledShared =
-      std::conditional_t<kIsCentered && sizeof(T) == 2, ClusterRows<384, 4, 2, Width::kPeeled>,
-                         Shared<Width::kPeeled>>;
+  static constexpr bool kIsOneCentered = kIsCentered && kInputs == 1;
+  // A block of more threads suits a peeled row of 16 bits, if it holds the row alone. float16 takes
+  // more registers on its way to float32.
+  using PeeledInBlock = ClusterRows<(std::is_same_v<T, float16> ? 320 : 384), 4, 2, Width::kPeeled>;
+  // Registers for weight and bias of peeled rows, or for more blocks.
+  using PeeledShared = std::conditional_t<
+      kIsOneCentered, ClusterRows<320, 6, 2, Width::kPeeled>,
+      std::conditional_t<kInputs == 1 && std::is_same_v<T, bfloat16>,
+                         ClusterRows<448, 6, 2, Width::kPeeled>,
+                         std::conditional_t<kIsCentered && sizeof(T) == 2, PeeledInBlock,
+                                            Shared<Width::kPeeled>>>>;
   // A row of float32 takes twice the accesses of one of 16 bits, and is in lanes as well.
   using PeeledRows = std::conditional_t<
       sizeof(T) == 4 && kInputs == 1,
       ShapeList<InLanes<Width::kPeeled>, LaneRows<8, Width::kPeeled>, PeeledShared,
                 TiledRows<kMost, Width::kPeeled>>,
-      ShapeList<InLanes<Width::kPeeled>, PeeledShared, TiledRows<kMost, Width::kPeeled>>>;
+      std::conditional_t<
+          kIsOneCentered,
+          ShapeList<InLanes<Width::kPeeled>, PeeledInBlock, PeeledShared,
+                    TiledRows<kMost, Width::kPeeled>>,
+          ShapeList<InLanes<Width::kPeeled>, PeeledShared, TiledRows<kMost, Width::kPeeled>>>>;
   using Peeled = std::conditional_t<sizeof(T) <= 4, PeeledRows, Narrow>;
   static constexpr bool kHasColumns = false;
+  // Whether all blocks run at once, if each holds one of `count` rows.
+  template <typename Shape>
+  static bool is_one_wave(Planner& planner, int64_t accesses, int64_t count) {
+    constexpr int kOfWarp = Shape::kAccesses * kWarpLanes;
+    const int64_t warps = (accesses + kOfWarp - 1) / kOfWarp;
+    return count <= Shape::kThreads * Shape::kBlocks / (warps * kWarpLanes) *
+                        planner.device.multiprocessors();
+  }
+  // Whether lanes with eight accesses suit a layer norm. They suit rows that all run at once, if
+  // four cannot hold one. They also suit very many rows that six cannot hold, if such a row leaves
+  // threads of a block idle.
+  static bool suits_eight(int64_t accesses, int64_t count, int64_t few) {
+    if (!kIsOneCentered) return false;
+    const int64_t all = accesses * count;
+    return accesses > 6 * kWarpLanes ? accesses <= 7 * kWarpLanes && all > 4 * kOneWave
+                                     : accesses > 4 * kWarpLanes && count > few && all <= kOneWave;
+  }
   // Whether to use a shape for `count` rows of n elements, if it holds one. With many rows, few
   // blocks should read weight and bias, in tiles of shared memory.
   template <typename Shape>
   static bool takes(Planner& planner, int64_t n, int64_t count) {
-    if (Shape::kIsPeeled) return true;
+    const int64_t few = planner.tuned(Tunable::kNormForwardFewRows, kIsCentered ? 2 : 1);
+    if (Shape::kIsPeeled) {
+      const int64_t alone = Shape::kThreads * Shape::kAccesses * Shape::template kAlong<T> -
+                            Shape::template kMostSkipped<T>;
+      if (kIsOneCentered && std::is_same_v<Shape, PeeledInBlock>) return n <= alone;
+      const bool is_long = kIsOneCentered && sizeof(T) == 4 && Shape::kTeam == Team::kCluster &&
+                           n > TiledRows<kMost>::kThreads * kMost * Shape::template kAlong<T>;
+      return !is_long || count <= few;
+    }
     const int64_t accesses = n / Shape::template kAlong<T>;
+    const bool is_for_eight = suits_eight(accesses, count, few);
     if (Shape::kTeam == Team::kLanes) {
-      // Four accesses of a whole warp suit many rows that six of half a warp cannot hold.
-      const bool suits = kInputs == 1 && Shape::kAccesses == 4 && accesses > 6 * kWarpLanes / 2;
-      return n <= planner.tuned(Tunable::kNormForwardLongestInLanes, Shape::kAccesses) ||
-             (suits && accesses * count > kOneWave);
+      if (Shape::kAccesses == 8 && is_for_eight) return true;
+      if (Shape::kAccesses == 6 && is_for_eight) return false;
+      // Four accesses of a whole warp suit many rows that six of half a warp cannot hold, and rows
+      // of a layer norm that all run at once.
+      const bool are_many = accesses * count > kOneWave;
+      const bool suits =
+          kInputs == 1 && Shape::kAccesses == 4 &&
+          (are_many ? accesses > 6 * kWarpLanes / 2 : kIsCentered && accesses > 64 && count > few);
+      return suits || n <= planner.tuned(Tunable::kNormForwardLongestInLanes, Shape::kAccesses);
+    }
+    if (std::is_same_v<Shape, InThreads> || std::is_same_v<Shape, InFewThreads>) {
+      const bool is_better = accesses <= InThreads::kThreads * InThreads::kAccesses &&
+                             !is_one_wave<InThreads>(planner, accesses, count) &&
+                             is_one_wave<InFewThreads>(planner, accesses, count);
+      return is_better == std::is_same_v<Shape, InFewThreads>;
     }
     const bool is_split = n > Shape::kThreads * Shape::kAccesses * Shape::template kAlong<T>;
-    const bool is_for_few =
-        std::is_same_v<Shape, FewRows> || (kIsCentered && kInputs == 1 && is_split);
+    const bool is_for_few = std::is_same_v<Shape, FewRows> || (kIsOneCentered && is_split);
     if (!is_for_few) return true;
-    const int64_t few = planner.tuned(Tunable::kNormForwardFewRows, kIsCentered ? 2 : 1);
+    if (is_for_eight) return false;
     return count <= few || (few > 0 && !is_split && accesses * count <= kOneWave);
   }
   static int64_t most_accesses(int64_t) { return kAllAccesses; }

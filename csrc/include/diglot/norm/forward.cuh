@@ -35,37 +35,49 @@ struct PackedParameters {
     }
     return result;
   }
-  // The same for an array of n elements that starts anywhere. Parameters before its start or behind
-  // its end may have any value. `first` is at most kCount before the start.
-  DIGLOT_DEVICE static PackedParameters load_around(const W* parameters, int64_t first, int64_t n) {
+  // The accesses of 16 bytes around parameters that begin anywhere.
+  struct Around {
+    uint4 bits[kParts + 1];
+  };
+  // `start`: the multiple of 16 bytes `skipped` elements before the parameters. Without them all
+  // are `value`.
+  DIGLOT_DEVICE static Around load_around(const W* start, int skipped, bool exist, float value) {
+    const uint4 absent = all(value).parts[0].bits;
+    const int last = skipped == 0 ? kParts - 1 : kParts;  // no access behind them
+    Around result;
+    DIGLOT_UNROLL
+    for (int k = 0; k <= kParts; ++k) {
+      result.bits[k] =
+          load_constant(further(start, (k < kParts ? k : last) * kPart), exist, absent);
+    }
+    return result;
+  }
+  DIGLOT_DEVICE static PackedParameters within(const Around& around, int skipped) {
     PackedParameters result;
-    // Two accesses of 16 bytes around each part, where both are within the array.
-    const int skipped = elements_since_alignment(parameters + first);
-    const int64_t start = first - skipped;
-    if (start >= 0 && start + kCount + kPart <= n) {
-      uint4 bits[kParts + 1];
+    DIGLOT_UNROLL
+    for (int k = 0; k < kParts; ++k) {
+      result.parts[k] = {shift_bytes<static_cast<int>(sizeof(W))>(
+          around.bits[k], around.bits[k + 1], skipped * static_cast<int>(sizeof(W)))};
+    }
+    return result;
+  }
+  // The parameters from `first` on of an array of n, one by one. Those before its start or behind
+  // its end may have any value. `first` is at most kCount before the start.
+  DIGLOT_DEVICE static PackedParameters load_each(const W* parameters, int64_t first, int64_t n) {
+    const int64_t rest = n - first;
+    const int begin = first < 0 ? static_cast<int>(-first) : 0;
+    const int end = rest < 0 ? 0 : rest < kCount ? static_cast<int>(rest) : kCount;
+    PackedParameters result;
+    DIGLOT_UNROLL
+    for (int k = 0; k < kParts; ++k) {
+      Vector<W, kPart> values;
       DIGLOT_UNROLL
-      for (int k = 0; k <= kParts; ++k) bits[k] = load_constant(parameters + start + k * kPart);
-      DIGLOT_UNROLL
-      for (int k = 0; k < kParts; ++k) {
-        result.parts[k] = {shift_bytes<static_cast<int>(sizeof(W))>(
-            bits[k], bits[k + 1], skipped * static_cast<int>(sizeof(W)))};
+      for (int i = 0; i < kPart; ++i) {
+        const int element = k * kPart + i;
+        values[i] = convert<W>(0.0f);
+        if (element >= begin && element < end) values[i] = parameters[first + element];
       }
-    } else {
-      const int64_t rest = n - first;
-      const int begin = first < 0 ? static_cast<int>(-first) : 0;
-      const int end = rest < 0 ? 0 : rest < kCount ? static_cast<int>(rest) : kCount;
-      DIGLOT_UNROLL
-      for (int k = 0; k < kParts; ++k) {
-        Vector<W, kPart> values;
-        DIGLOT_UNROLL
-        for (int i = 0; i < kPart; ++i) {
-          const int element = k * kPart + i;
-          values[i] = convert<W>(0.0f);
-          if (element >= begin && element < end) values[i] = parameters[first + element];
-        }
-        result.parts[k] = Held<W, kPart>::make(values);
-      }
+      result.parts[k] = Held<W, kPart>::make(values);
     }
     return result;
   }
@@ -108,12 +120,11 @@ struct NormParameters {
       return packed<kCount>(
           [=](auto one, const W* array) { return decltype(one)::load(further(array, step)); });
     }
-    // The same for rows of n elements that begin anywhere: it loads the parameters that lie within
-    // the row.
+    // The parameters of the kCount elements from `first` on, of rows of n elements, one by one.
     template <int kCount>
-    DIGLOT_DEVICE Packed<kCount> load_around(int64_t first, int64_t n) const {
+    DIGLOT_DEVICE Packed<kCount> load_each(int64_t first, int64_t n) const {
       return packed<kCount>(
-          [=](auto one, const W* array) { return decltype(one)::load_around(array, first, n); });
+          [=](auto one, const W* array) { return decltype(one)::load_each(array, first, n); });
     }
 
    private:
@@ -128,6 +139,59 @@ struct NormParameters {
       return result;
     }
   };
+  // The parameters of rows of n elements that begin anywhere, from a thread's first element on, by
+  // accesses of 16 bytes around those of kCount elements.
+  template <int kCount>
+  struct Around {
+    using One = PackedParameters<W, kCount>;
+    struct Loaded {
+      typename One::Around arrays[kArrays];
+    };
+    const W* arrays[kArrays];  // multiples of 16 bytes
+    int skipped[kArrays];      // elements from there to the thread's first
+    bool exist[kArrays];
+    // These accesses lie within the arrays for steps from `begin` to before `end`.
+    int begin, end;
+
+    // Those of the kCount elements that are `step` further on, if they exist.
+    DIGLOT_DEVICE Loaded load(int step, bool elements_exist) const {
+      Loaded result;
+      DIGLOT_UNROLL
+      for (int k = 0; k < kArrays; ++k) {
+        result.arrays[k] = One::load_around(further(arrays[k], step), skipped[k],
+                                            exist[k] && elements_exist, k == 0 ? 1.0f : 0.0f);
+      }
+      return result;
+    }
+    DIGLOT_DEVICE Packed<kCount> params(const Loaded& loaded) const {
+      Packed<kCount> result;
+      DIGLOT_UNROLL
+      for (int k = 0; k < kArrays; ++k) {
+        result.arrays[k] = One::within(loaded.arrays[k], skipped[k]);
+      }
+      return result;
+    }
+  };
+  template <int kCount>
+  DIGLOT_DEVICE Around<kCount> around(int64_t first, int64_t n) const {
+    constexpr int kPart = Around<kCount>::One::kPart;
+    constexpr int64_t kMost = std::numeric_limits<int>::max();
+    Around<kCount> result;
+    result.begin = 0, result.end = static_cast<int>(kMost);
+    DIGLOT_UNROLL
+    for (int k = 0; k < kArrays; ++k) {
+      const int skipped = elements_since_alignment(arrays[k] + first);
+      result.exist[k] = arrays[k] != nullptr;
+      result.skipped[k] = skipped;
+      result.arrays[k] = as_it_is(arrays[k] + (first - skipped));
+      if (!result.exist[k]) continue;
+      const int64_t start = skipped - first;
+      const int64_t rest = n + start - kCount - (skipped == 0 ? 0 : kPart);
+      result.begin = start > result.begin ? static_cast<int>(start) : result.begin;
+      result.end = rest + 1 < result.end ? static_cast<int>(rest + 1) : result.end;
+    }
+    return result;
+  }
   DIGLOT_DEVICE From from(int64_t first) const {
     From result;
     DIGLOT_UNROLL
@@ -222,6 +286,10 @@ struct NormForward : RowOperation {
   }
 
   DIGLOT_DEVICE auto params_from(int64_t first) const { return params.from(first); }
+  template <int kCount>
+  DIGLOT_DEVICE auto params_around(int64_t first, int64_t n) const {
+    return params.template around<kCount>(first, n);
+  }
   template <typename Function>
   DIGLOT_DEVICE void for_each_param(Function function) const {
     DIGLOT_UNROLL

@@ -76,7 +76,9 @@ struct RowOperation {
   // and map.with(params) returns function(i, x...). A thread loads them before the row is reduced,
   // if it has registers for them.
   //
-  // For rows that begin anywhere, params_from(0).load_around<kCount>(first, n) loads them.
+  // For rows that begin anywhere, around = params_around<kCount>(first, n) has around.load(step,
+  // exists), without a branch, and around.params() of that, for steps in [begin, end). Others come
+  // from params_from(0).load_each<kCount>(first, n).
   // Parameters outside the row, before its start or behind its end n, may have any value.
   // for_each_param(function) calls function(array) for each array of parameters.
   static constexpr bool kMapsPositions = false;

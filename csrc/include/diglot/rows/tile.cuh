@@ -208,6 +208,10 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
       step_through(range, output + starts_.array[0], 0, [&](int a, bool exists, O* address) {
         if (exists) store_vector(address, result_of(a));
       });
+    } else if constexpr (Operation::kMapsPositions && Shape::kIsPeeled) {
+      store_around(operation, maps.values[0], range, output);
+    } else if constexpr (kLoadsAhead) {
+      store_ahead(operation, maps.values[0], range, output);
     } else {
       O* const start = output + starts_.array[0] + offset(range, 0);
       DIGLOT_UNROLL
@@ -240,16 +244,22 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
   using Params = typename ParamsOf<Operation, kAtOnce>::type;
   static constexpr bool kIsLanes = Shape::kTeam == Team::kLanes;
   static constexpr int kMostHeld =  // accesses whose parameters take no more than 32 registers
-      kIsLanes && !Shape::kIsPeeled && sizeof(Params) <= 2 * kAccessBytes ? 4 : 2;
-  static constexpr bool kHoldsParams = Operation::kMapsPositions && Shape::kIsWide &&
+      kIsLanes && sizeof(Params) <= 2 * kAccessBytes ? 4 : 2;
+  static constexpr bool kHoldsParams = Operation::kMapsPositions && Shape::kWidth == Width::kWide &&
                                        !Shape::kIsTiled &&
                                        (sizeof(Params) <= kAccessBytes || kAccesses <= kMostHeld);
   Params params_[kHoldsParams ? kAccesses : 1];
 
   // Loads parameters without branches, so that a block's accesses to them are in flight together.
   // Parameters of a wider type than the row would take too many registers.
-  static constexpr bool kLoadsAtOnce =
-      Operation::kMapsPositions && !kHoldsParams && sizeof(Params) <= 2 * kAccessBytes && !kIsLanes;
+  static constexpr bool kLoadsAtOnce = Operation::kMapsPositions && !kHoldsParams &&
+                                       !Shape::kIsPeeled && sizeof(Params) <= 2 * kAccessBytes &&
+                                       !kIsLanes;
+
+  // Loads the parameters of an access before it stores the one before. Where lanes hold less, more
+  // of them are faster.
+  static constexpr bool kLoadsAhead = Operation::kMapsPositions && !kHoldsParams && kIsLanes &&
+                                      Shape::kWidth == Width::kWide && kAccesses > 6;
 
   unsigned turn_ = 0;  // counts the block's exchanges between warps
 
@@ -303,9 +313,87 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
   template <typename From>
   DIGLOT_DEVICE Params params_of(const From& from, const Range& range, int a, int i) const {
     if constexpr (Shape::kIsPeeled) {
-      return from.template load_around<kAtOnce>(range.first + position(a, i) - skipped_, rows_.n);
+      return from.template load_each<kAtOnce>(range.first + position(a, i) - skipped_, rows_.n);
     } else {
       return from.template load<kAtOnce>(exists(range, a, i) ? elements_to(a, i) : 0);
+    }
+  }
+
+  // One access of each array in registers, in the type of the computation.
+  struct Accesses {
+    Vector<compute_t<I>, kElements> inputs[kHeld];
+  };
+  // An access mapped with its parameters.
+  template <typename O, typename Map>
+  DIGLOT_DEVICE Vector<O, kElements> mapped(const Map& map, const Params& params,
+                                            const Accesses& accesses) const {
+    const auto function = map.with(params);
+    Vector<O, kElements> result;
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; ++i) {
+      result[i] = convert<O>(call([&](auto... x) { return function(i, x...); }, accesses, i));
+    }
+    return result;
+  }
+  // Stores a row whose map has parameters.
+  template <typename Map, typename O>
+  DIGLOT_DEVICE void store_ahead(const Operation& operation, const Map& map, const Range& range,
+                                 O* output) const {
+    const auto from = params_from(operation, range);
+    O* const start = output + starts_.array[0] + offset(range, 0);
+    Params next = params_of(from, range, 0, 0);
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      if (!is_used(range, a)) break;
+      const Params params = next;
+      if (a + 1 < kAccesses) next = params_of(from, range, a + 1, 0);
+      store_access(start, range, a, mapped<O>(map, params, held_accesses(a)));
+    }
+  }
+  // Stores a peeled row whose map has parameters. Its accesses have no branches, and each loads the
+  // parameters of the next one before it is stored. Those at the edges of the row or of the
+  // parameters come last, element by element.
+  template <typename Map, typename O>
+  DIGLOT_DEVICE void store_around(const Operation& operation, const Map& map, const Range& range,
+                                  O* output) const {
+    O* const start = output + starts_.array[0] + offset(range, 0);
+    const auto around = operation.template params_around<kElements>(
+        range.first + first_element() - skipped_, rows_.n);
+    // The steps of whole accesses to the row and to the parameters.
+    const int rest = range.count - first_element(), skipped = range.skipped - first_element();
+    const int begin = skipped > around.begin ? skipped : around.begin;
+    const int end = rest - kElements < around.end ? rest - kElements + 1 : around.end;
+    const auto is_inner = [&](int a) {
+      return elements_to(a, 0) >= begin && elements_to(a, 0) < end;
+    };
+    const auto load = [&](int a) { return around.load(elements_to(a, 0), is_inner(a)); };
+    // Parameters of a wider type than the row would take too many registers.
+    constexpr bool kAhead = sizeof(Params) <= 2 * kAccessBytes;
+    auto next = load(0);
+    unsigned edges = 0;  // bit a is set if access a is at an edge
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      if (!kAhead && a > 0) next = load(a);
+      const auto loaded = next;
+      if (kAhead && a + 1 < kAccesses) next = load(a + 1);
+      edges |= unsigned{elements_to(a, 0) < rest && !is_inner(a)} << a;
+      store_vector(step_from(start, a, 0, 0),
+                   mapped<O>(map, around.params(loaded), held_accesses(a)), is_inner(a));
+    }
+    const auto from = operation.params_from(0);
+    DIGLOT_NO_UNROLL
+    for (; edges != 0; edges &= edges - 1) {
+      const int a = lowest_bit(edges);
+      Accesses accesses = held_accesses(0);
+      DIGLOT_UNROLL
+      for (int other = 1; other < kAccesses; ++other) {
+        if (other == a) accesses = held_accesses(other);
+      }
+      const auto result = mapped<O>(map, params_of(from, range, a, 0), accesses);
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; ++i) {
+        if (exists(range, a, i)) *step_from(start, a, i, 0) = result.elements[i];
+      }
     }
   }
 
@@ -322,10 +410,6 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
     }
   }
 
-  // One access of each array in registers, in the type of the computation.
-  struct Accesses {
-    Vector<compute_t<I>, kElements> inputs[kHeld];
-  };
   DIGLOT_DEVICE Accesses held_accesses(int a) const {
     Accesses accesses;
     DIGLOT_UNROLL

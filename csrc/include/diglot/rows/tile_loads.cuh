@@ -180,10 +180,9 @@ class RowTileLoads {
       for (int a = 0; a < kAccesses; ++a) {
         partial |= unsigned{position(a, 0) < range.count && !is_whole(range, a)} << a;
       }
+      // Each lane goes to its own, all at once.
       DIGLOT_NO_UNROLL
-      for (int a = 0; partial != 0; ++a, partial >>= 1) {
-        if (partial & 1) function(a);
-      }
+      for (; partial != 0; partial &= partial - 1) function(lowest_bit(partial));
     }
   }
   // The same distance in the memory of an array.
