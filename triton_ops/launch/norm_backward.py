@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from diglot.backends.plans import Plan, Scratch
 from diglot.triton_ops.lib.norm.backward_resident import norm_backward_resident
@@ -77,8 +78,10 @@ def norm_backward_rows(
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
     PIECES: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, LATE: tl.constexpr,
-    PHASE: tl.constexpr,
+    PDL: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
     mean = statistics if row_field is not None else None
     rstd = statistics + row_field if row_field is not None else statistics
     norm_backward_resident(
@@ -103,7 +106,10 @@ def norm_backward_tiles(
     row_start, row0, row1, row2, row_field,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
     mean = statistics if row_field is not None else None
     rstd = statistics + row_field if row_field is not None else statistics
     norm_backward_streaming(
@@ -118,10 +124,13 @@ def norm_backward_tiles(
 
 @triton.jit
 def norm_backward_sums(
-    grad_weight, grad_bias, workspace, n, groups, room, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
+    grad_weight, grad_bias, workspace, n, groups, room, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     column = tl.program_id(0).to(tl.int64) * BLOCK
     field = tl.program_id(1)
+    if PDL:
+        gdc_wait()  # for the launch that wrote the sums
     if grad_weight is not None and field == 0:
         sum_groups(workspace, grad_weight, 0, n, groups, room, column, ROWS, BLOCK)
     if grad_bias is not None:
@@ -184,7 +193,9 @@ def share_out(
     if n <= tuned("norm_backward.triton.longest_alone", size):
         alone = ResidentRows(**tuned("norm_backward.triton.alone", size, n))
         is_narrow = is_single and n <= tuned("norm_backward.triton.narrow_elements")
-        block, pieces = pieces_of(reach, alone.together * (32 if is_narrow else access))
+        # Whole accesses of a peeled row, less the first and the last one, or all elements.
+        inner = n if peeled == 1 else max(n // peeled - 2, 1) * peeled
+        block, pieces = pieces_of(inner, alone.together * (32 if is_narrow else access))
         groups = min(room, alone.groups)
         groups = groups // peeled * peeled or groups
         row = power_of_2(block * pieces) if is_narrow else block
@@ -274,6 +285,8 @@ def plan_norm_backward(
     results = (grad_weight, grad_bias) if is_result else (None, None)
     if fields and not is_result:
         sums = Part(statistics.dtype, fields * room * n).after(mailboxes)
+    # The launch that adds up the sums starts while the last one before it runs.
+    uses_pdl = sums is not None and device.architecture >= 90 and tuned("norm_backward.triton.pdl") > 0
     launches: list[Launch] = []
     for number, (slice, start) in enumerate(slices):
         accesses = n // vector if is_aligned else n
@@ -296,7 +309,7 @@ def plan_norm_backward(
                 (groups,),
                 (*before, grad_input),
                 tuple(scalars),
-                (*constants, block, tile_warps * 32),
+                (*constants, block, tile_warps * 32, uses_pdl),
                 tile_warps,
             )
         else:
@@ -307,7 +320,7 @@ def plan_norm_backward(
                 (groups * splits,),
                 (*before, mailboxes, *results, grad_input),
                 tuple(scalars),
-                (*constants, *shape, way.late, *(() if each else (ALL_PHASES.value,))),
+                (*constants, *shape, way.late, uses_pdl, *(() if each else (ALL_PHASES.value,))),
                 way.program.warps,
                 phases=2 if each else 0,
                 per_multiprocessor=each,
@@ -323,8 +336,9 @@ def plan_norm_backward(
             (-(-n // columns), fields),
             (grad_weight, grad_bias, sums),
             (n, groups, room),
-            (summed, columns),
+            (summed, columns, uses_pdl),
             tuned("norm_backward.triton.summing_warps", n),
+            uses_pdl=uses_pdl,
         )
         launches.append(launch)
     last = sums or mailboxes

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .descriptors import Descriptor
 
 ACCESS_BYTES = 16
-# Kernels' constants that only decide when data are loaded.
-UNORDERED = ("EARLY", "STAGES")
+# Kernels' constants that only decide when data are loaded, or when a kernel starts.
+UNORDERED = ("EARLY", "STAGES", "PDL")
 SCRATCH_BYTES = 256  # a part of scratch starts at a multiple of this
 ALL_PHASES = tl.constexpr(0)
 # The interpreter runs programs one after another, so more would only take longer.
@@ -186,6 +186,8 @@ class Specialization:
         max_registers: of a thread; None: as many as the compiler likes.
         num_stages: stages of loops that do not set it; None: Triton's default.
         num_ctas: programs of a cluster.
+        uses_pdl: whether it starts before the launch before it ends (programmatic dependent
+            launch). Its kernel waits for that launch before it reads what that one writes.
     """
 
     kernel: Any
@@ -197,6 +199,7 @@ class Specialization:
     max_registers: int | None = None
     num_stages: int | None = None
     num_ctas: int = 1
+    uses_pdl: bool = False
 
     def source(self) -> ASTSource:
         """The source for Triton's compiler. Integers have 64 bits, and nothing is specialised on
@@ -226,6 +229,8 @@ class Specialization:
             options["num_ctas"] = self.num_ctas
         if self.cooperative:
             options["launch_cooperative_grid"] = True
+        if self.uses_pdl:
+            options["launch_pdl"] = True
         return options
 
     def compile(self, target: Any) -> Any:
@@ -258,6 +263,7 @@ class Launch:
         descriptors: how many tensor descriptors each program makes; one more if it is
             warp-specialised, as Triton asks for.
         room: where in scratch they lie; the launcher fills it in.
+        uses_pdl: as in `Specialization`.
     """
 
     kernel: Any
@@ -274,6 +280,7 @@ class Launch:
     num_ctas: int = 1
     descriptors: int = 0
     room: Part | None = None
+    uses_pdl: bool = False
 
     @property
     def order(self) -> plans.Order:
@@ -321,6 +328,7 @@ class Launch:
             self.max_registers,
             self.num_stages,
             self.num_ctas,
+            self.uses_pdl,
         )
 
 

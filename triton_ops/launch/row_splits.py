@@ -85,9 +85,13 @@ def choose_split(
     is_column: bool,
     rank: int,
     norm: NormRows | None,
+    count: int,
 ) -> Way | None:
-    """The way of rows, or columns, that programs share; None if they do not. `rank`: how many other
-    dimensions there are.
+    """The way of rows, or columns, that programs share; None if they do not.
+
+    Args:
+        rank: how many other dimensions there are.
+        count: rows.
     """
     aside = max(device.tuned("rows.triton.column_bytes") // size, 1) if is_column else 1
     if norm is not None:
@@ -103,6 +107,13 @@ def choose_split(
     bytes = split.bytes // 2 if size == 8 and norm is None else split.bytes
     part = bytes // (inputs * size * aside)
     splits = -(-n // part)
+    if not is_column:
+        # Programs hold longer parts if all rows then run at once.
+        at_once = planned_device(device).room(split.programs) // planned_rows(device, count)
+        most = device.tuned("rows.triton.once_bytes") // (inputs * size)
+        if 1 < at_once < splits and -(-n // at_once) <= most:
+            splits = at_once
+            part = -(-n // splits)
     if not 1 < splits <= planned_device(device).room(split.programs):
         return None
     most = registers(split.warps, split.programs)
@@ -165,6 +176,7 @@ def choose_chunks(device: Device, columns: int, inputs: tuple[int, ...], vector:
 def choose_tile(
     device: Device,
     n: int,
+    alone: int,
     count: int,
     size: int,
     vector: int,
@@ -172,9 +184,13 @@ def choose_tile(
     inputs: int,
     held: Callable[[int], tuple[int, int, int]] | None,
 ) -> Way:
-    """The way of rows, or columns, that each have a program to themselves. `held`, given a number
-    of elements, returns warps, registers and `early` of a program that holds them. None: the
-    tunables `rows` decide.
+    """The way of rows, or columns, that each have a program to themselves.
+
+    Args:
+        n: elements of a row in pieces that begin alike in all rows.
+        alone: the same where pieces of a row begin at its first whole access.
+        held: given a number of elements, returns warps, registers and `early` of a program that
+            holds them. None: the tunables `rows` decide.
     """
     held_by = "rows.triton.most_columns" if is_column else "rows.triton.most_held"
     most = device.tuned(held_by, inputs, size)
@@ -211,5 +227,5 @@ def choose_tile(
     warps = more or warps
     # Few programs have registers for weight and bias, unless the row takes most of them.
     is_early = early > 0 or (more is not None and n <= warps * 32 * MOST_EARLY)
-    block, pieces = pieces_of(n, warps * 32 * ACCESS_BYTES // size)
+    block, pieces = pieces_of(alone, warps * 32 * ACCESS_BYTES // size)
     return Way(kind, warps, 1, block, pieces, early=is_early, registers=limit or None)

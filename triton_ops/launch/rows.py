@@ -183,17 +183,23 @@ def plan_rows(
     is_tall = is_column and n > device.tuned(tall)
     reach = n + vector - 1 if is_peeled else n  # from the multiple of 16 bytes before a row
     inner = max(n - vector - 1, 1) if is_peeled else n  # less the first access, and the last one
+    # The most elements of one row's whole accesses, less the first and the last one.
+    whole_elements = max(n // vector - 2, 1) * vector if is_peeled else n
     rank, way = len(outer.sizes), None
     is_dense = vector > 1 if is_column else not has_steps
     if is_tall:
         sizes = tuple(array.element_size() for array in arrays[1:])
         way = choose_chunks(device, outer.numel, sizes, vector)
     elif is_dense and rank <= ROW_RANK:
-        way = choose_split(device, reach, size, vector, inputs, is_column, rank, norm)
+        way = choose_split(
+            device, reach, size, vector, inputs, is_column, rank, norm, outer.numel
+        )
     if way is None:
         held_by = norm.held if norm is not None and size < 8 else None
         count = planned_rows(device, outer.numel)
-        way = choose_tile(device, inner, count, size, vector, is_column, inputs, held_by)
+        way = choose_tile(
+            device, inner, whole_elements, count, size, vector, is_column, inputs, held_by
+        )
     kind, warps, side, block = way.kind, way.warps, way.side, way.block
     is_split = kind in (SPLIT_ROWS.value, SPLIT_COLUMNS.value)
     # The begin of a program's part of a row is a product with a step. If the compiler knew the
@@ -226,10 +232,15 @@ def plan_rows(
                 each = device.tuned("rows.triton.chunk_programs", len(slice.sizes))
                 registers_of = registers(warps, each)
         elif is_split:
-            # Rows are peeled alike if they are a multiple of 16 bytes apart.
-            together = vector if is_peeled and same else 1
-            together = min(together, strips, max(device.room(way.programs) // way.splits, 1))
-            programs = device.programs(strips * way.splits, way.programs, way.splits * together)
+            programs = device.programs(strips * way.splits, way.programs, way.splits)
+            is_once = programs == strips * way.splits  # a program has one row
+            if not is_once:
+                # Rows are peeled alike if they are a multiple of 16 bytes apart.
+                together = vector if is_peeled and same else 1
+                together = min(together, strips, max(device.room(way.programs) // way.splits, 1))
+                programs = device.programs(strips * way.splits, way.programs, way.splits * together)
+            if is_once and norm is not None:
+                way = way._replace(early=False)
             width = side * vector if is_column else 1
             states = Part(mailbox_dtype(out), strips * width * way.splits * STATE_FIELDS)
             most = power_of_2(max(way.splits, warps * 32 // width if is_column else 1))

@@ -79,7 +79,7 @@ def zeros(SIDE: tl.constexpr, SIZE: tl.constexpr, T: tl.constexpr):
 @triton.jit
 def load_range(
     FIRST: tl.constexpr, LAST: tl.constexpr, inputs, row, row_mask, sizes, starts, strides, shift,
-    begin, stop, T: tl.constexpr, RANK: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+    at, begin, stop, T: tl.constexpr, RANK: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Tiles of the pieces from FIRST to LAST, of one input or two, whose rows begin at `starts`."""
@@ -90,7 +90,7 @@ def load_range(
         if len(inputs) == 2:
             second = strided_offset(row, sizes, starts[1], strides[1], RANK, True) - shift
         pieces = load_pieces(
-            FIRST, LAST, inputs, (first, first, second), (1, 1, 1), 0, begin, stop, row_mask, 0.0,
+            FIRST, LAST, inputs, (first, first, second), (1, 1, 1), at, begin, stop, row_mask, 0.0,
             LOADS, None, T, BLOCK, PIECES, False, False, VECTOR, ALIGNED,
         )  # fmt: skip
     return pieces
@@ -169,15 +169,18 @@ def norm_backward_resident(
     else:
         group = program
         walkers = tl.num_programs(0)
-        size = BLOCK * PIECES
+        size = n + VECTOR
         part = tl.full((), 0, tl.int64)
     length = tl.minimum(tl.maximum(n - part, 0), size).to(tl.int32)
     row = group * SIDE + tl.arange(0, SIDE)
     first_of = strided_offset(row, sizes, starts[0] + part, strides[0], RANK, True)
     shift, begin, stop = part_of_rows(grad_input, first_of, n, part, size, length, VECTOR, PEELED)
+    at = 0
+    if PEELED and SPLITS == 1:
+        at = None  # pieces of a row, which is not split, begin at its whole accesses
     parameters = None if weight is None else weight + part
     scales = load_parameter_pieces(
-        parameters, shift, 0, begin, stop, BLOCK, PIECES, False, VECTOR, ALIGNED
+        parameters, shift, at, begin, stop, BLOCK, PIECES, False, VECTOR, ALIGNED
     )
     by_weight = zeros_of_pieces(SIDE, BLOCK, PIECES, VECTOR, ALIGNED, COMPUTE)
     by_bias = by_weight
@@ -193,14 +196,14 @@ def norm_backward_resident(
     sum_start = 0 if grad_sum is None else starts[2] + part
     ahead = load_range(
         COPIED, ALL_PIECES, inputs, row, row < count, sizes, in_starts, in_strides, shift,
-        begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
+        at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
     )  # fmt: skip
     SUMS_AHEAD: tl.constexpr = grad_sum is not None and SPLITS == 1
     sums_ahead = ()
     if SUMS_AHEAD:
         sums_ahead = load_range(
             COPIED, ALL_PIECES, (grad_sum,), row, row < count, sizes, (sum_start,), (strides[2],),
-            shift, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
+            shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
         )  # fmt: skip
     # Programs that split a row may publish the next row's sums before they collect the sums of this
     # row.
@@ -218,17 +221,17 @@ def norm_backward_resident(
         LOADED: tl.constexpr = SIDE == 1 and SPLITS == 1
         held = load_range(
             0, COPIED, inputs, row, None if LOADED else row_mask, sizes, in_starts, in_strides,
-            shift, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
+            shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
         ) + ahead  # fmt: skip
         ahead = load_range(
             COPIED, ALL_PIECES, inputs, row + step, row + step < count, sizes, in_starts,
-            in_strides, shift, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
+            in_strides, shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
         )  # fmt: skip
         held_sums = sums_ahead
         if SUMS_AHEAD:
             sums_ahead = load_range(
                 COPIED, ALL_PIECES, (grad_sum,), row + step, row + step < count, sizes,
-                (sum_start,), (strides[2],), shift, begin, stop, T, RANK, BLOCK, PIECES, VECTOR,
+                (sum_start,), (strides[2],), shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR,
                 ALIGNED,
             )  # fmt: skip
         offset = strided_offset(row, sizes, starts[4], strides[4], RANK, True)
@@ -256,7 +259,7 @@ def norm_backward_resident(
             if grad_sum is not None and PHASE != 1:
                 held_sums = load_range(
                     COPIED, ALL_PIECES, (grad_sum,), row, row_mask, sizes, (sum_start,),
-                    (strides[2],), shift, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
+                    (strides[2],), shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
                 )  # fmt: skip
             if PHASE != 1:
                 # The first row has none before it, so it collects its own sums, which nobody uses.
@@ -293,9 +296,9 @@ def norm_backward_resident(
                     scaled(wide, None if scales is None else scales[p]), numbers[0],
                     None if mean is None else numbers[3], numbers[1], out_offset - shift,  # type: ignore[misc]
                     sum_offset - shift,
-                    piece_index(p, 0, begin, stop, BLOCK, PIECES, VECTOR),
+                    piece_index(p, at, begin, stop, BLOCK, PIECES, VECTOR),
                     piece_mask(
-                        p, 0, begin, stop, None if LOADED else row_mask, BLOCK, PIECES, False,
+                        p, at, begin, stop, None if LOADED else row_mask, BLOCK, PIECES, False,
                         VECTOR, PEELED,
                     ),
                     T, VECTOR, is_whole(p, PIECES, VECTOR, ALIGNED, False),
@@ -308,8 +311,8 @@ def norm_backward_resident(
     if PHASE != 1:
         exists = tl.full((1,), True, tl.int1)
         for p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, False)):
-            column = piece_index(p, 0, begin, stop, BLOCK, PIECES, VECTOR) + (part - shift)
-            mask = piece_mask(p, 0, begin, stop, exists, BLOCK, PIECES, False, VECTOR, PEELED)
+            column = piece_index(p, at, begin, stop, BLOCK, PIECES, VECTOR) + (part - shift)
+            mask = piece_mask(p, at, begin, stop, exists, BLOCK, PIECES, False, VECTOR, PEELED)
             if WEIGHT:
                 store_sums(
                     workspace, 0, group, groups, column, n, mask, by_weight[p], LATER, ALIGNED,

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from diglot.triton_ops.lib.reduce.states import ALL
+from diglot.triton_ops.lib.types import INTERPRETED
 
 from .operation import map_tile
 from .tile import LOADS, load_held, load_parameters, tile_mask, widened_tile
@@ -77,7 +78,8 @@ def piece_index(
 
     Args:
         P: the piece's number.
-        at: the number of the first piece's first element, a multiple of VECTOR.
+        at: the number of the first piece's first element, a multiple of VECTOR. None: pieces begin
+            at the whole accesses of one peeled row, which reach into the last piece.
         begin, end: the range of the elements that exist; by row if peeled.
     """
     lane = tl.arange(0, width_of(P, PIECES, BLOCK, VECTOR))
@@ -87,8 +89,18 @@ def piece_index(
         lane = lane[None, :]
         index = tl.where(lane < EDGE, first[:, None], last[:, None]) + (lane - EDGE)
     else:
-        index = at + P * BLOCK + lane
+        index = piece_start(P, at, begin, end, BLOCK, VECTOR) + lane
     return index
+
+
+@triton.jit
+def piece_start(P: tl.constexpr, at, begin, end, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """The number of a piece's first element."""
+    if at is None:
+        start, _ = whole_accesses(begin, end, VECTOR)
+    else:
+        start = at
+    return start + P * BLOCK
 
 
 @triton.jit
@@ -104,12 +116,13 @@ def piece_mask(
     """
     index = piece_index(P, at, begin, end, BLOCK, PIECES, VECTOR)
     if PEELED:
+        IS_FULL: tl.constexpr = at is None and P < PIECES - 1
         if P == PIECES:
             mask = (index >= begin[:, None]) & (index < end[:, None])
+        elif IS_FULL and row_mask is None:
+            mask = True
         else:
-            first, last = whole_accesses(begin, end, VECTOR)
-            access = (at + P * BLOCK + tl.arange(0, BLOCK) // VECTOR * VECTOR)[None, :]
-            mask = (access >= first[:, None]) & (access < last[:, None])
+            mask = access_mask(P, at, begin, end, BLOCK, VECTOR, BLOCK, VECTOR)
         if row_mask is not None:
             mask &= row_mask[:, None]
     elif row_mask is not None:
@@ -118,6 +131,21 @@ def piece_mask(
         mask = tile_mask(index, end, tl.full((1,), True, tl.int1), False)
     else:
         mask = True
+    return mask
+
+
+@triton.jit
+def access_mask(
+    P: tl.constexpr, at, begin, end, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+    SIZE: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
+    """Which accesses of a peeled row's piece exist, for a tile of SIZE that has EACH of them."""
+    first, last = whole_accesses(begin, end, VECTOR)
+    start = piece_start(P, at, begin, end, BLOCK, VECTOR)
+    access = (start + tl.arange(0, SIZE) // EACH * VECTOR)[None, :]
+    mask = access < last[:, None]
+    if at is not None:
+        mask &= access >= first[:, None]
     return mask
 
 
@@ -151,16 +179,6 @@ def words_of(block, vector):
 
 
 @triton.jit
-def word_mask(
-    P: tl.constexpr, at, begin, end, BLOCK: tl.constexpr, VECTOR: tl.constexpr, WORDS: tl.constexpr
-):
-    """`piece_mask` of a peeled row's accesses, for each of their words."""
-    first, last = whole_accesses(begin, end, VECTOR)
-    access = (at + P * BLOCK + tl.arange(0, WORDS) // 4 * VECTOR)[None, :]
-    return (access >= first[:, None]) & (access < last[:, None])
-
-
-@triton.jit
 def load_shifted(pointers, at, mask, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
     """A tile of BLOCK elements from number `at` on, for each of the pointers, which may lie between
     multiples of 16 bytes.
@@ -171,7 +189,7 @@ def load_shifted(pointers, at, mask, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
     shift = row_shift(pointers, 0, VECTOR, True)
     first = tl.multiple_of((pointers - shift).to(tl.pointer_type(tl.uint32), bitcast=True), 16)
     WORDS: tl.constexpr = words_of(BLOCK, VECTOR)
-    number = at * 4 // VECTOR + tl.arange(0, WORDS)
+    number = at // VECTOR * 4 + tl.arange(0, WORDS)
     place = first[:, None] + number[None, :]
     a = tl.load(place, mask=mask, other=0, eviction_policy=LOADS)
     b = tl.load(place + 4, mask=mask, other=0, eviction_policy=LOADS)
@@ -189,10 +207,10 @@ def load_shifted(pointers, at, mask, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
     else:
         c5 = tl.where(by_two, b3, b1)
         d4 = tl.where(by_one, c5, c4)
-        by_half = (shift % 2 == 1)[:, None]
+        bits = (shift % 2 * 16).to(tl.uint32)[:, None]
         word = tile_of_words(
-            joined_halves(d0, d1, by_half), joined_halves(d1, d2, by_half),
-            joined_halves(d2, d3, by_half), joined_halves(d3, d4, by_half),
+            shifted(d0, d1, bits), shifted(d1, d2, bits), shifted(d2, d3, bits),
+            shifted(d3, d4, bits),
         )  # fmt: skip
         low, high = (word & 0xFFFF).to(tl.uint16), (word >> 16).to(tl.uint16)
         result = tl.reshape(tl.join(low, high), (word.shape[0], BLOCK)).to(T, bitcast=True)
@@ -217,9 +235,20 @@ def tile_of_words(first, second, third, fourth):
 
 
 @triton.jit
-def joined_halves(word, next, is_half):
-    """The word or, half a word further on, its second half and the first one of the next word."""
-    return tl.where(is_half, (word >> 16) | (next << 16), word)
+def shifted(word, next, bits):
+    """The word that begins `bits` further on, of fewer than 32."""
+    # Written out, because LLVM makes three instructions of it.
+    return tl.inline_asm_elementwise(
+        "shf.r.wrap.b32 $0, $1, $2, $3;", "=r,r,r,r", [word, next, bits], dtype=tl.uint32,
+        is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+if INTERPRETED:
+
+    @triton.jit
+    def shifted(word, next, bits):
+        return (word >> bits) | (next << 1 << (31 - bits))
 
 
 @triton.jit
@@ -235,8 +264,13 @@ def load_parameter_piece(
     values = None
     if pointer is not None:
         if PEELED and P < PIECES and is_shifted(pointer.dtype.element_ty, VECTOR):
-            mask = word_mask(P, at, begin, end, BLOCK, VECTOR, words_of(BLOCK, VECTOR))
-            values = load_shifted(pointer - shift, at + P * BLOCK, mask, BLOCK, VECTOR)
+            start = piece_start(P, at, begin, end, BLOCK, VECTOR)
+            mask = True
+            if at is not None or P == PIECES - 1:
+                mask = access_mask(
+                    P, at, begin, end, BLOCK, VECTOR, words_of(BLOCK, VECTOR), 4
+                )  # fmt: skip
+            values = load_shifted(pointer - shift, start, mask, BLOCK, VECTOR)
         elif PEELED:
             index = piece_index(P, at, begin, end, BLOCK, PIECES, VECTOR)
             mask = piece_mask(P, at, begin, end, None, BLOCK, PIECES, False, VECTOR, True)

@@ -32,9 +32,11 @@ def map_resident_rows(
     """Loads the rows once, reduces them and maps them."""
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
     n = n.to(tl.int32)  # a row that is held is short
-    # Steps from element to element of a column may be long. No whole access of a peeled row comes
-    # before the second one.
+    # Steps from element to element of a column may be long. Pieces of one peeled row begin at its
+    # whole accesses. In any row, no whole access comes before the second one.
     at = tl.full((), 0, tl.int64) if COLUMN else (VECTOR if PEELED else 0)
+    if PEELED and SIDE == 1:
+        at = None
     row = side_by_side(tl.program_id(0).to(tl.int64), SIDE, VECTOR, COLUMN)
     exists = row < count
     row_mask = None if SIDE == 1 and not COLUMN else exists

@@ -64,7 +64,8 @@ def reduce_then_map_rows(
         BLOCK: elements of a row in a tile.
         PIECES: tiles of a held row, or of a program's part of one.
         EARLY: whether a program loads weight and bias before the reduction, so that it waits only
-            once. Loading them after it takes fewer registers.
+            once. Loading them after it takes fewer registers. If programs split rows: whether a
+            program loads its next rows before it maps one.
         SPLITS: of a split row, at least as many as its programs.
         PHASE: of a split row: 1 publishes, 2 collects and maps, ALL_PHASES does both.
         second: an array with the output's layout, for the held tile; or None.
@@ -80,7 +81,7 @@ def reduce_then_map_rows(
             inputs, scratch, output, n, count, sizes, starts, strides, steps,
             second, weight, bias, statistics, numbers, REDUCE, COMBINE, NONE, FOLD, MAP, HOLD,
             FINISH, OTHER, T, KIND == SPLIT_COLUMNS, RANK, STEPS, VECTOR, ALIGNED, ALIKE, SIDE,
-            BLOCK, PIECES, THREADS, SPLITS, PHASE,
+            BLOCK, PIECES, EARLY, THREADS, SPLITS, PHASE,
         )  # fmt: skip
     elif (KIND == REDUCED_CHUNKS) | (KIND == MAPPED_CHUNKS):
         reduce_or_map_column_chunk(

@@ -33,6 +33,8 @@ from .tile import (
     tile_pointers,
 )
 
+MOST_EARLY_BYTES = tl.constexpr(128)  # of a thread's part of one row, where it loads weights early
+
 
 @triton.jit
 def part_of_row(n, VECTOR: tl.constexpr, PEELED: tl.constexpr, HELD: tl.constexpr):
@@ -54,8 +56,8 @@ def map_split_rows(
     MAP: tl.constexpr, HOLD: tl.constexpr, FINISH: tl.constexpr, OTHER: tl.constexpr,
     T: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr, ALIKE: tl.constexpr, SIDE: tl.constexpr,
-    BLOCK: tl.constexpr, PIECES: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr,
-    PHASE: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr, THREADS: tl.constexpr,
+    SPLITS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """The programs of a group split each row into equal parts. The groups are persistent: they take
     the rows in turn.
@@ -87,13 +89,17 @@ def map_split_rows(
     else:
         sent, received, is_split = split, every[None, :], is_split[None, :]
     step = programs * WIDTH
-    # An operation with `finish` is pipelined: loads of the next rows are in flight. A program
+    # An operation with `finish` is pipelined if programs have several rows: loads of the next rows
+    # are in flight. A program
     # collects a row's states only after it has published those of its next row. It holds the row
     # until then, so it hardly ever waits. If its rows are ALIKE, it loads its part of weight and
     # bias only once. Other peeled rows would have those in flight too, and so much shared memory
     # that fewer programs run.
-    PIPELINED: tl.constexpr = FINISH is not None
-    if ALIKE:
+    PIPELINED: tl.constexpr = FINISH is not None and EARLY
+    SIZE: tl.constexpr = output.dtype.element_ty.primitive_bitwidth // 8
+    HELD_BYTES: tl.constexpr = BLOCK * PIECES * SIZE // THREADS
+    LOADED: tl.constexpr = ALIKE and (PIPELINED or HELD_BYTES <= MOST_EARLY_BYTES)
+    if LOADED:
         row = side_by_side(group, SIDE, VECTOR, COLUMN)
         first = row_offsets(row, part, sizes, starts, strides, steps, 0, RANK)
         shift, begin, stop = part_of_rows(output, first, n, part, size, length, VECTOR, PEELED)
@@ -153,13 +159,13 @@ def map_split_rows(
             first = row_offsets(row, part, sizes, starts, strides, steps, 0, RANK)
             shift, begin, stop = part_of_rows(output, first, n, part, size, length, VECTOR, PEELED)
             first -= shift
-            if not PIPELINED:
+            if FINISH is None:
                 held = keep_pieces_narrow(
                     held, output, first, steps[0], begin, stop, row_mask, n, BLOCK, PIECES,
                     COLUMN, STEPS, VECTOR, ALIGNED,
                 )  # fmt: skip
             map_pieces(
-                output, second, weight, bias, ALIKE, held, results, first, steps[0], shift, 0,
+                output, second, weight, bias, LOADED, held, results, first, steps[0], shift, 0,
                 begin, stop, row_mask, MAP, FINISH, T, BLOCK, PIECES, COLUMN, STEPS, VECTOR,
                 ALIGNED,
             )  # fmt: skip
