@@ -125,18 +125,18 @@ def norm_backward_tiles(
 @triton.jit
 def norm_backward_sums(
     grad_weight, grad_bias, workspace, n, groups, room, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0).to(tl.int64) * BLOCK
     field = tl.program_id(1)
     if PDL:
         gdc_wait()  # for the launch that wrote the sums
     if grad_weight is not None and field == 0:
-        sum_groups(workspace, grad_weight, 0, n, groups, room, column, ROWS, BLOCK)
+        sum_groups(workspace, grad_weight, 0, n, groups, room, column, ROWS, BLOCK, TILES)
     if grad_bias is not None:
         FIELD: tl.constexpr = 0 if grad_weight is None else 1
         if field == FIELD:
-            sum_groups(workspace, grad_bias, FIELD, n, groups, room, column, ROWS, BLOCK)
+            sum_groups(workspace, grad_bias, FIELD, n, groups, room, column, ROWS, BLOCK, TILES)
 
 
 def count_groups(device: Device, rows: int, n: int, has_sums: bool) -> int:
@@ -177,7 +177,14 @@ class Way(NamedTuple):
 
 
 def share_out(
-    device: Device, n: int, size: int, peeled: int, is_single: bool, room: int, is_one: bool
+    device: Device,
+    n: int,
+    size: int,
+    peeled: int,
+    is_single: bool,
+    room: int,
+    is_one: bool,
+    fields: int,
 ) -> Way:
     """How at most `room` groups share out rows of n elements.
 
@@ -186,20 +193,23 @@ def share_out(
             it, all rows of a group begin alike.
         is_single: whether elements are accessed one by one.
         is_one: whether one launch has all rows.
+        fields: gradients of weight and bias that are wanted.
     """
     tuned = device.tuned
     access = 32 * ACCESS_BYTES // size  # elements of an access of a warp
     reach = n + peeled - 1  # from the multiple of 16 bytes before a row
-    if n <= tuned("norm_backward.triton.longest_alone", size):
-        alone = ResidentRows(**tuned("norm_backward.triton.alone", size, n))
+    # Whole accesses of a peeled row, less the first and the last one, or all elements.
+    inner = n if peeled == 1 else max(n // peeled - 2, 1) * peeled
+    # Edges and both sums leave a longer row no registers.
+    held = n if fields == 2 else inner
+    if held <= tuned("norm_backward.triton.longest_alone", size):
+        alone = ResidentRows(**tuned("norm_backward.triton.alone", size, held))
         is_narrow = is_single and n <= tuned("norm_backward.triton.narrow_elements")
-        # Whole accesses of a peeled row, less the first and the last one, or all elements.
-        inner = n if peeled == 1 else max(n // peeled - 2, 1) * peeled
         block, pieces = pieces_of(inner, alone.together * (32 if is_narrow else access))
-        groups = min(room, alone.groups)
-        groups = groups // peeled * peeled or groups
         row = power_of_2(block * pieces) if is_narrow else block
         side, most = max(1, alone.warps * access // row), alone.registers or None
+        groups = min(room, alone.groups)
+        groups = groups // peeled * peeled or groups
         return Way("rows in registers", groups, block, pieces, alone, 1, side, 0, most)
     if n <= tuned("norm_backward.triton.longest_shared") and is_one:
         shared = SplitRows(**tuned("norm_backward.triton.shared", size, n))
@@ -264,15 +274,15 @@ def plan_norm_backward(
     is_peeled = is_peeled and are_congruent(arrays, arrays, outer, vector)
     is_one = len(slices) == 1
     is_single = not is_aligned and not is_peeled
-    way = share_out(device, n, size, vector if is_peeled else 1, is_single, room, is_one)
+    way = share_out(device, n, size, vector if is_peeled else 1, is_single, room, is_one, fields)
     can_peel = way.program is not None and way.side == 1
     if is_peeled and not (
         can_peel and all(are_alike(slice, way.groups, vector) for slice, _ in slices)
     ):
         is_peeled = False
-        way = share_out(device, n, size, 1, True, room, is_one)
-    if is_peeled and fields == 2:
-        way = way._replace(late=0)  # edges and both sums leave no registers for the row before
+        way = share_out(device, n, size, 1, True, room, is_one, fields)
+    if is_peeled:
+        way = way._replace(late=0)  # edges leave no registers for the row before
     vector = vector if is_aligned or is_peeled else 1
     groups, splits, block = way.groups, way.splits, way.block
     mailboxes: Part | None = None
@@ -286,7 +296,8 @@ def plan_norm_backward(
     if fields and not is_result:
         sums = Part(statistics.dtype, fields * room * n).after(mailboxes)
     # The launch that adds up the sums starts while the last one before it runs.
-    uses_pdl = sums is not None and device.architecture >= 90 and tuned("norm_backward.triton.pdl") > 0
+    uses_pdl = sums is not None and device.architecture >= 90
+    uses_pdl = uses_pdl and tuned("norm_backward.triton.pdl", n) > 0
     launches: list[Launch] = []
     for number, (slice, start) in enumerate(slices):
         accesses = n // vector if is_aligned else n
@@ -336,7 +347,7 @@ def plan_norm_backward(
             (-(-n // columns), fields),
             (grad_weight, grad_bias, sums),
             (n, groups, room),
-            (summed, columns, uses_pdl),
+            (summed, columns, -(-groups // summed), uses_pdl),
             tuned("norm_backward.triton.summing_warps", n),
             uses_pdl=uses_pdl,
         )

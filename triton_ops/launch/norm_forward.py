@@ -53,11 +53,10 @@ class NormRows(NamedTuple):
     inputs: int
     statistics: int
 
-    def alone(self) -> int:
+    def alone(self, is_peeled: bool) -> int:
         """The most elements of a row that one program holds."""
-        return self.device.tuned(
-            "norm_forward.triton.alone", self.inputs, self.size, self.statistics
-        )
+        field = "norm_forward.triton.alone_peeled" if is_peeled else "norm_forward.triton.alone"
+        return self.device.tuned(field, self.inputs, self.size, self.statistics)
 
     def shared(self) -> Split:
         """How programs share a row."""

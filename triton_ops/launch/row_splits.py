@@ -25,6 +25,7 @@ RESIDENT_WARPS = 48  # on a multiprocessor: a thread of theirs has 40 registers
 # Multiprocessors that share rows where the number of rows to plan for is a tunable's. All GPUs that
 # have as many then share rows alike.
 PLANNED_MULTIPROCESSORS = 78
+BUSY = 7 / 8  # of the programs that could run, at least, where all rows run at once
 MOST_EARLY = 32  # elements of a thread that loads weight and bias early
 STATE_FIELDS = 3  # the most numbers of a state
 CHUNK_FIELDS = 2  # the same for columns that take two launches
@@ -86,16 +87,18 @@ def choose_split(
     rank: int,
     norm: NormRows | None,
     count: int,
+    is_peeled: bool,
 ) -> Way | None:
     """The way of rows, or columns, that programs share; None if they do not.
 
     Args:
         rank: how many other dimensions there are.
         count: rows.
+        is_peeled: whether rows are.
     """
     aside = max(device.tuned("rows.triton.column_bytes") // size, 1) if is_column else 1
     if norm is not None:
-        alone, split = norm.alone(), norm.shared()
+        alone, split = norm.alone(is_peeled), norm.shared()
     elif is_column:
         alone = device.tuned("rows.triton.alone_bytes") // (aside * size)
         split = Split(**device.tuned("rows.triton.shared", rank))
@@ -108,11 +111,12 @@ def choose_split(
     part = bytes // (inputs * size * aside)
     splits = -(-n // part)
     if not is_column:
-        # Programs hold longer parts if all rows then run at once.
-        at_once = planned_device(device).room(split.programs) // planned_rows(device, count)
+        # Programs hold longer parts if all rows then run at once, and few programs are missing.
+        room, rows = planned_device(device).room(split.programs), planned_rows(device, count)
+        each = room // rows
         most = device.tuned("rows.triton.once_bytes") // (inputs * size)
-        if 1 < at_once < splits and -(-n // at_once) <= most:
-            splits = at_once
+        if 1 < each < splits and -(-n // each) <= most and each * rows >= room * BUSY:
+            splits = each
             part = -(-n // splits)
     if not 1 < splits <= planned_device(device).room(split.programs):
         return None

@@ -192,7 +192,7 @@ def plan_rows(
         way = choose_chunks(device, outer.numel, sizes, vector)
     elif is_dense and rank <= ROW_RANK:
         way = choose_split(
-            device, reach, size, vector, inputs, is_column, rank, norm, outer.numel
+            device, reach, size, vector, inputs, is_column, rank, norm, outer.numel, is_peeled
         )
     if way is None:
         held_by = norm.held if norm is not None and size < 8 else None

@@ -311,15 +311,18 @@ def norm_backward_resident(
     if PHASE != 1:
         exists = tl.full((1,), True, tl.int1)
         for p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, False)):
-            column = piece_index(p, at, begin, stop, BLOCK, PIECES, VECTOR) + (part - shift)
+            # Its first column is added to pointers, so that offsets stay short.
+            column = piece_index(p, at, begin, stop, BLOCK, PIECES, VECTOR)
             mask = piece_mask(p, at, begin, stop, exists, BLOCK, PIECES, False, VECTOR, PEELED)
             if WEIGHT:
                 store_sums(
-                    workspace, 0, group, groups, column, n, mask, by_weight[p], LATER, ALIGNED,
+                    workspace, 0, group, groups, part - shift, column, n, mask,
+                    by_weight[p], LATER, ALIGNED,
                     results[0],
                 )  # fmt: skip
             if BIAS:
                 store_sums(
-                    workspace, FIELD, group, groups, column, n, mask, by_bias[p], LATER, ALIGNED,
+                    workspace, FIELD, group, groups, part - shift, column, n, mask,
+                    by_bias[p], LATER, ALIGNED,
                     results[1],
                 )  # fmt: skip

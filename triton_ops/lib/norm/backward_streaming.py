@@ -36,13 +36,14 @@ def norm_backward_streaming(
             nothing = tl.full((1, BLOCK), 0.0, COMPUTE)
             mask = (index < n)[None, :]
             if WEIGHT:
-                store_sums(workspace, 0, group, groups, index, n, mask, nothing, False, ALIGNED)
+                store_sums(workspace, 0, group, groups, 0, index, n, mask, nothing, False, ALIGNED)
             if BIAS:
                 store_sums(
                     workspace,
                     BIAS_FIELD,
                     group,
                     groups,
+                    0,
                     index,
                     n,
                     index < n,
@@ -84,10 +85,10 @@ def norm_backward_streaming(
             y = centered(x.to(COMPUTE), center) * factor
             wide = grad.to(COMPUTE)
             if WEIGHT:
-                store_sums(workspace, 0, group, groups, index, n, mask, wide * y, True, ALIGNED)
+                store_sums(workspace, 0, group, groups, 0, index, n, mask, wide * y, True, ALIGNED)
             if BIAS:
                 store_sums(
-                    workspace, BIAS_FIELD, group, groups, index, n, mask, wide, True, ALIGNED
+                    workspace, BIAS_FIELD, group, groups, 0, index, n, mask, wide, True, ALIGNED
                 )
             out_offset = strided_offset(row, sizes, starts[0], strides[0], RANK, True)
             sum_offset = out_offset

@@ -90,11 +90,10 @@ def map_split_rows(
         sent, received, is_split = split, every[None, :], is_split[None, :]
     step = programs * WIDTH
     # An operation with `finish` is pipelined if programs have several rows: loads of the next rows
-    # are in flight. A program
-    # collects a row's states only after it has published those of its next row. It holds the row
-    # until then, so it hardly ever waits. If its rows are ALIKE, it loads its part of weight and
-    # bias only once. Other peeled rows would have those in flight too, and so much shared memory
-    # that fewer programs run.
+    # are in flight. A program collects a row's states only after it has published those of its
+    # next row. It holds the row until then, so it hardly ever waits. If its rows are ALIKE, it
+    # loads its part of weight and bias only once. Other peeled rows would have those in flight
+    # too, and so much shared memory that fewer programs run.
     PIPELINED: tl.constexpr = FINISH is not None and EARLY
     SIZE: tl.constexpr = output.dtype.element_ty.primitive_bitwidth // 8
     HELD_BYTES: tl.constexpr = BLOCK * PIECES * SIZE // THREADS
