@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from backends import (
     ULP,
     assert_close,
     every_value,
+    needs_extension,
     slow_interpreted,
 )
 
@@ -27,6 +29,8 @@ from diglot.reference.gelu import (
     gelu_oracle,
     gelu_second_derivative,
 )
+from diglot.tools import cuda_library
+from diglot.tools.machine_code import demangle, dump, read_listing
 
 FORMS = ["none", "tanh"]
 POINTS = 20_000 if DEVICE == "cuda" else 1_500  # interpreted, 256 elements take 20 ms
@@ -269,3 +273,28 @@ def test_unknown_backend():
         ValueError, match="backend must be one of 'cuda', 'triton', 'torch', 'auto'"
     ):
         diglot.gelu(torch.ones(2), backend="opencl")
+
+
+LARGE = re.compile(r".*GeluForward<float, .*FlatShape<(\d), 4>")
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+@needs_extension
+def test_cuda_loads_before_it_computes():
+    """In float32, a thread of the forward pass issues every load first. ptxas alone delays the
+    second one by 60 instructions, until the arithmetic needs it.
+    """
+    architecture = cuda_library.code_that_runs("sm_90")
+    if architecture != "sm_90a":
+        pytest.skip("the extension has no code for sm_90a")
+    loads = {}
+    for entry in cuda_library.library_usage()[architecture]:
+        if found := LARGE.match(demangle(entry.symbol)):
+            loads[entry.symbol] = int(found[1])
+    assert sorted(loads.values()) == [1, 1, 2, 2]  # in both forms
+    library = str(cuda_library.library_path())
+    text = dump("-sass", "-arch", architecture, "-fun", ",".join(loads), library)
+    for symbol, listing in read_listing(text).items():
+        before = listing[: listing.index("FFMA")]
+        assert before.count("LDG.E.128") == loads[symbol], demangle(symbol)

@@ -35,6 +35,7 @@ struct SeededDropout {
 // for that. With fewer blocks per SM, the compiler would delay loads until late in the arithmetic.
 template <typename T>
 struct Dropout {
+  template <int kAccesses>
   static constexpr int kFlatBlocks = sizeof(T) == 2 ? 12 : 10;
   const uint64_t* seed;
   uint64_t offset;

@@ -22,8 +22,9 @@ struct GaussianPdfForward {
 // In float64 the compiler would choose more blocks on an SM than registers suffice for, and spill.
 template <typename T>
 struct GaussianPdfBackward {
-  static constexpr int kFlatBlocks = sizeof(T) == 8 ? 1 : 0;
-  static constexpr int kStridedBlocks = kFlatBlocks;
+  static constexpr int kStridedBlocks = sizeof(T) == 8 ? 1 : 0;
+  template <int kAccesses>
+  static constexpr int kFlatBlocks = kStridedBlocks;
   GaussianPdf<compute_t<T>> p;
 
   DIGLOT_DEVICE T operator()(T grad_output, T x) const {

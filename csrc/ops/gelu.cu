@@ -7,18 +7,33 @@
 
 namespace diglot {
 
-// All threads of an SM should be resident: 32 registers each. In float64 that would spill.
+// Of float32 a thread takes two accesses at most: a block's arithmetic then ends earlier. All
+// threads of an SM should be resident, but two accesses of the tanh form need more registers than
+// that leaves. In float64 they would spill.
 template <typename T, Approximate kApproximate>
 struct GeluForward {
-  static constexpr int kFlatBlocks = sizeof(T) == 8 ? 1 : 2048 / kElementwiseThreads;
+  static constexpr int kFlatElements = sizeof(T) == 4 ? 8 : kElementsPerThread;
+  static constexpr bool kHoldsLoads = sizeof(T) == 4;
+  static constexpr bool kIsLong = sizeof(T) == 4 && kApproximate == Approximate::kTanh;
+  template <int kAccesses>
+  static constexpr int kFlatBlocks = sizeof(T) == 8              ? 1
+                                     : kIsLong && kAccesses == 2 ? 12
+                                                                 : 2048 / kElementwiseThreads;
 
   DIGLOT_DEVICE T operator()(T x) const {
     return convert<T>(gelu<kApproximate, kPrecision<T>>(convert<compute_t<T>>(x)));
   }
 };
 
+// The blocks that measured best. In float32, more registers make ptxas delay more loads.
 template <typename T, Approximate kApproximate>
 struct GeluBackward {
+  static constexpr int kFlatElements = sizeof(T) == 4 ? 8 : kElementsPerThread;
+  template <int kAccesses>
+  static constexpr int kFlatBlocks = sizeof(T) == 4   ? (kAccesses == 1 ? 10 : 12)
+                                     : sizeof(T) == 2 ? (kAccesses == 1 ? 12 : 8)
+                                                      : 0;
+
   DIGLOT_DEVICE T operator()(T grad_output, T x) const {
     return convert<T>(gelu_gradient<kApproximate, kPrecision<T>>(convert<compute_t<T>>(grad_output),
                                                                  convert<compute_t<T>>(x)));

@@ -57,6 +57,33 @@ DIGLOT_DEVICE void keep_loads_first() {
 #endif
 }
 
+// Whether a function has so much arithmetic that ptxas delays loads until late in it, and loses by
+// that: it sets kHoldsLoads.
+template <typename Function, typename = void>
+constexpr bool kHoldsLoads = false;
+template <typename Function>
+constexpr bool kHoldsLoads<Function, std::void_t<decltype(Function::kHoldsLoads)>> =
+    Function::kHoldsLoads;
+
+// Makes the first of a thread's accesses depend on the others, so that all are issued before any
+// arithmetic. An exclusive or with zero does that. ptxas does not see through it, because it does
+// not know the sign of n.
+template <typename Access, int kAccesses>
+DIGLOT_DEVICE void hold_first([[maybe_unused]] int64_t n,
+                              [[maybe_unused]] Access (&accesses)[kAccesses]) {
+#if defined(__CUDA_ARCH__)
+  uint32_t zero = static_cast<uint32_t>(n >> 63), word;
+  DIGLOT_UNROLL
+  for (int a = 1; a < kAccesses; ++a) {
+    memcpy(&word, &accesses[a], sizeof(word));
+    asm volatile("and.b32 %0, %0, %1;" : "+r"(zero) : "r"(word));
+  }
+  memcpy(&word, &accesses[0], sizeof(word));
+  asm volatile("xor.b32 %0, %0, %1;" : "+r"(word) : "r"(zero));
+  memcpy(&accesses[0], &word, sizeof(word));
+#endif
+}
+
 // output[i] = function(inputs[i]...) for i < n, in accesses of Shape::kElements elements. Each
 // thread has Shape::kAccesses accesses to each array in flight.
 //
@@ -87,8 +114,9 @@ DIGLOT_DEVICE void map_flat(int64_t n, int head, Function function, T* output,
       }
       return loaded;
     };
-    const auto store = [&](const auto&... loaded) {
+    const auto store = [&](auto... loaded) {
       if constexpr (kTakesIndex<Function, decltype(loaded.values[0])...>) keep_loads_first();
+      if constexpr (kHoldsLoads<Function> && kAccesses > 1) (hold_first(n, loaded.values), ...);
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) {
         const int64_t index = head + (first + a * kElementwiseThreads) * kElements;
@@ -186,12 +214,14 @@ struct Prepared<Functor, std::void_t<decltype(std::declval<const Functor&>().pre
 };
 
 // The minimum of resident blocks per SM (__launch_bounds__), which limits registers. With 0 the
-// compiler decides; a functor sets kFlatBlocks or kStridedBlocks where another number is better.
-template <typename Functor, typename = void>
+// compiler decides; a functor sets kFlatBlocks<accesses of a thread> or kStridedBlocks where
+// another number is better.
+template <typename Functor, int kAccesses, typename = void>
 constexpr int kFlatBlocks = 0;
-template <typename Functor>
-constexpr int kFlatBlocks<Functor, std::void_t<decltype(Functor::kFlatBlocks)>> =
-    Functor::kFlatBlocks;
+template <typename Functor, int kAccesses>
+constexpr int kFlatBlocks<Functor, kAccesses,
+                          std::void_t<decltype(Functor::template kFlatBlocks<kAccesses>)>> =
+    Functor::template kFlatBlocks<kAccesses>;
 template <typename Functor, typename = void>
 constexpr int kStridedBlocks = 0;
 template <typename Functor>
@@ -200,7 +230,7 @@ constexpr int kStridedBlocks<Functor, std::void_t<decltype(Functor::kStridedBloc
 
 // output = functor(inputs...): the kernels of every op.
 template <typename Functor, typename Shape, typename T, typename... Inputs>
-__global__ void __launch_bounds__(kElementwiseThreads, kFlatBlocks<Functor>)
+__global__ void __launch_bounds__(kElementwiseThreads, kFlatBlocks<Functor, Shape::kAccesses>)
     elementwise_flat(int64_t n, int head, const Inputs*... inputs, Functor functor, T* output) {
   map_flat<Shape>(n, head, Prepared<Functor>::make(functor), output, inputs...);
 }

@@ -10,8 +10,14 @@ namespace diglot {
 
 // The elements of a thread. Tiny arrays are bound by latency: a thread takes one element. In small
 // arrays more blocks are worth more than more loads in flight per thread: a thread takes one
-// access. Beyond, it takes 16 elements (four accesses at most), which measured best for every type.
+// access. Beyond, it takes 16 elements (four accesses at most), which measured best for every type
+// where the arithmetic is short. A functor with more of it sets kFlatElements.
 constexpr int kElementsPerThread = 16;
+template <typename Functor, typename = void>
+constexpr int kFlatElements = kElementsPerThread;
+template <typename Functor>
+constexpr int kFlatElements<Functor, std::void_t<decltype(Functor::kFlatElements)>> =
+    Functor::kFlatElements;
 
 template <typename T>
 constexpr int kVectorElements = kAccessBytes / static_cast<int>(sizeof(T));
@@ -19,9 +25,8 @@ template <typename T>
 using TinyShape = FlatShape<1, 1>;
 template <typename T>
 using SmallShape = FlatShape<1, kVectorElements<T>>;
-template <typename T>
-using LargeShape =
-    FlatShape<std::clamp(kElementsPerThread / kVectorElements<T>, 1, 4), kVectorElements<T>>;
+template <typename T, int kElements = kElementsPerThread>
+using LargeShape = FlatShape<std::clamp(kElements / kVectorElements<T>, 1, 4), kVectorElements<T>>;
 // A thread of a strided kernel keeps an offset for each access and array. With more than two
 // accesses, registers run out in float64.
 template <typename T>
@@ -38,7 +43,8 @@ struct Walk {
   bool is_narrow = false;  // the offsets of a strided walk have 32 bits
   Layout<kArrays> layout;  // of accesses in a strided walk
 
-  Walk(Planner& planner, const Operand* const (&operands)[kArrays], int element_bytes)
+  Walk(Planner& planner, const Operand* const (&operands)[kArrays], int element_bytes,
+       const char* large)
       : layout(operands) {
     const int64_t n = layout.numel;
     if (n == 0) return;
@@ -56,7 +62,7 @@ struct Walk {
       const int64_t few = planner.tuned(Tunable::kElementwiseSmallVectors);
       const bool is_small = (n - head) / elements < few;
       form = is_small ? Form::kSmall : Form::kLarge;
-      variant = is_small ? "flat, 1 access per thread" : "flat, 16 elements per thread";
+      variant = is_small ? "flat, 1 access per thread" : large;
     } else if (take_vectors(operands, elements)) {
       form = Form::kVectors, layout = layout.in_vectors(elements), is_narrow = layout.is_narrow();
       variant = is_narrow ? "strided, 16-byte accesses, 32-bit offsets"
@@ -116,11 +122,16 @@ using index_of = typename IndexOf<std::decay_t<Strides>>::type;
 // dense order. Otherwise plans strided(shape, blocks, n, strides) for each slice of the layout; n
 // then counts accesses. The first operand is the output, of type T. `shape` is a FlatShape, with
 // one element per access where types differ. `strides` is a Strides of either index type.
-template <typename T, int kArrays, typename Flat, typename Strided>
+// `Functor` is what the kernels apply, if that is one type.
+template <typename T, typename Functor = void, int kArrays, typename Flat, typename Strided>
 void elementwise_launch(Planner& planner, const Operand* const (&operands)[kArrays], Flat flat,
                         Strided strided) {
   using Form = typename Walk<kArrays>::Form;
-  const Walk<kArrays> walk(planner, operands, static_cast<int>(sizeof(T)));
+  constexpr int kLarge = kFlatElements<Functor>;
+  static_assert(kLarge == 8 || kLarge == 16);
+  const Walk<kArrays> walk(
+      planner, operands, static_cast<int>(sizeof(T)),
+      kLarge == 8 ? "flat, 8 elements per thread" : "flat, 16 elements per thread");
   const int64_t n = walk.layout.numel;
   const auto run_flat = [&](auto shape) {
     constexpr int64_t kBlockAccesses = kElementwiseThreads * decltype(shape)::kAccesses;
@@ -144,7 +155,7 @@ void elementwise_launch(Planner& planner, const Operand* const (&operands)[kArra
     case Form::kNone: return;
     case Form::kTiny: return run_flat(TinyShape<T>{});
     case Form::kSmall: return run_flat(SmallShape<T>{});
-    case Form::kLarge: return run_flat(LargeShape<T>{});
+    case Form::kLarge: return run_flat(LargeShape<T, kLarge>{});
     case Form::kVectors: return run_strided(StridedShape<T>{});
     case Form::kElements: return run_strided(FlatShape<kStridedElements, 1>{});
   }
@@ -177,9 +188,9 @@ void map_elements(Planner& planner, const Held& functor, const Operand& output,
   if constexpr (kTakesIndex<typename Prepared<Functor>::type,
                             Vector<typename TypeOf<T, Inputs>::type, 1>...>) {
     const Operand index = index_operand(output);
-    elementwise_launch<T>(planner, {&output, &inputs..., &index}, flat, strided);
+    elementwise_launch<T, Functor>(planner, {&output, &inputs..., &index}, flat, strided);
   } else {
-    elementwise_launch<T>(planner, {&output, &inputs...}, flat, strided);
+    elementwise_launch<T, Functor>(planner, {&output, &inputs...}, flat, strided);
   }
 }
 
