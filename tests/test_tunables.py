@@ -159,7 +159,7 @@ def test_the_library_takes_no_others():
 
 VARIANTS = {
     "cuda": ("flat, 1 element per thread", "flat, 1 access per thread"),
-    "triton": ("flat, blocks of 256", "flat, blocks of 1024, 16-byte accesses"),
+    "triton": ("flat, blocks of 256", "flat, blocks of 512, 16-byte accesses"),
 }
 
 

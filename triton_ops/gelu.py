@@ -11,6 +11,8 @@ from diglot.triton_ops.lib.elementwise_kernels import elementwise_kernels
 from diglot.triton_ops.lib.gelu import gelu, gelu_gradient, precision_of
 from diglot.triton_ops.lib.types import compute_type, convert
 
+FORWARD_SMALL = 5  # by which more arrays count as small
+
 
 @triton.jit
 def forward(x, OUT: tl.constexpr, APPROXIMATE: tl.constexpr):
@@ -33,7 +35,8 @@ gelu_backward_flat, gelu_backward_strided = elementwise_kernels(
 @launcher
 def gelu_forward(input: Operand, approximate: str, out: Operand) -> Plan:
     """out = gelu(input)."""
-    return plan_elementwise(gelu_forward_flat, gelu_forward_strided, (input, out), (approximate,))
+    kernels = gelu_forward_flat, gelu_forward_strided
+    return plan_elementwise(*kernels, (input, out), (approximate,), small=FORWARD_SMALL)
 
 
 @launcher

@@ -40,16 +40,22 @@ def access_elements(layout: Layout, out: Operand) -> int:
     return elements
 
 
-def block_elements(out: Operand, warps: int, most: int | None) -> int:
+def block_elements(out: Operand, warps: int, most: int | None, small: int) -> int:
     """Elements of each array in a program of a kernel with 16-byte accesses.
+
+    In small arrays more programs are worth more than more loads in flight per thread: a thread
+    makes one access.
 
     Args:
         out: an array.
         warps: the program's.
         most: the most elements of it that a thread has; None: as many as its accesses have.
+        small: by which more arrays count as small.
     """
-    size = out.element_size()
-    elements = out.device.tuned("elementwise.triton.accesses", size) * ACCESS_BYTES // size
+    size, tuned = out.element_size(), out.device.tuned
+    is_small = out.numel() < small * tuned("elementwise.triton.small_elements")
+    accesses = 1 if is_small else tuned("elementwise.triton.accesses", size)
+    elements = accesses * ACCESS_BYTES // size
     return warps * 32 * (elements if most is None else min(elements, most))
 
 
@@ -63,6 +69,7 @@ def plan_elementwise(
     common: tuple[Operand, ...] = (),
     indexed: bool = False,
     most: int | None = None,
+    small: int = 1,
 ) -> Plan:
     """Plans a launch of `flat`, or launches of `strided`.
 
@@ -81,6 +88,8 @@ def plan_elementwise(
             access: an access must start at a multiple of its elements.
         most: the most elements of each array that a thread has, where each takes many registers;
             None: as many as its accesses have.
+        small: by which more arrays count as small, where the arithmetic of two accesses would end
+            late.
     """
     arrays = [operand for operand in operands if operand is not None]
     out = arrays.pop()
@@ -98,7 +107,9 @@ def plan_elementwise(
         is_tiny = n <= tuned("elementwise.triton.tiny_elements")
         warps = tuned("elementwise.triton.flat_warps")
         block = (
-            tuned("elementwise.triton.tiny_block") if is_tiny else block_elements(out, warps, most)
+            tuned("elementwise.triton.tiny_block")
+            if is_tiny
+            else block_elements(out, warps, most, small)
         )
         head = -1 if is_tiny else common_head([*arrays, out])
         is_aligned = head == 0 if indexed else head >= 0
@@ -120,7 +131,7 @@ def plan_elementwise(
         block = tuned("elementwise.triton.strided_block")
     else:
         layout = layout.in_vectors(vector)
-        block = block_elements(out, warps, None if most is None else max(most, vector))
+        block = block_elements(out, warps, None if most is None else max(most, vector), small)
         # Inputs with one element per access need no alignment.
         repeated = [stride == 0 for stride in layout.strides[0][1 : 1 + len(arrays)]]
         broadcast = sum(1 << i for i, is_repeated in enumerate(repeated) if is_repeated)
