@@ -11,7 +11,7 @@ from diglot.triton_ops.lib.elementwise_kernels import elementwise_kernels
 from diglot.triton_ops.lib.gelu import gelu, gelu_gradient, precision_of
 from diglot.triton_ops.lib.types import compute_type, convert
 
-FORWARD_SMALL = 5  # by which more arrays count as small
+FORWARD_SMALL = 5  # multiplies the size up to which arrays are small
 
 
 @triton.jit
