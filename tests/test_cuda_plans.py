@@ -123,6 +123,19 @@ def test_plans_read_no_memory():
     assert variants[0] == variants[2] and variants[1].startswith("strided")
 
 
+def test_dropout_starts_while_its_seed_is_drawn():
+    """Where the GPU can, and in both walks. An op without a seed starts as usual."""
+    x = torch.empty(4, 65536, device="meta")
+    seed = torch.empty((), dtype=torch.int64, device="meta")
+    for y in (x, x[:, ::2]):
+        for device, flags in ((H200, ("pdl",)), (A100, ())):
+            out = torch.empty_like(y)
+            _, steps, *_ = launchers.plan("dropout_forward", device, y, seed, 0, 1, 1.0, out)
+            assert [step[5] for step in steps] == [flags]
+            _, steps, *_ = launchers.plan("gelu_forward", device, y, "none", out)
+            assert [step[5] for step in steps] == [()]
+
+
 def test_plans_of_named_devices():
     x = torch.empty(4, 65536, device="meta")
     (_, (h200,), none, _), (_, (a100,), *_) = (

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from apart import run_apart
 from backends import (
     BACKENDS,
     DEVICE,
@@ -23,7 +24,8 @@ from layouts import LAYOUTS, in_order
 from operands import operands
 
 import diglot
-from diglot.backends.runs import run
+from diglot.backends.plans import Device, plan_runs
+from diglot.backends.runs import plan, run
 from diglot.backends.tunables import use_tunables
 from diglot.reference.dropout import dropout_mask, threshold_and_scale
 from diglot.reference.philox import random_bits
@@ -552,3 +554,46 @@ def test_a_parameter_is_changed_in_place(backend):
     with torch.no_grad():
         assert diglot.dropout(x, 0.5, True, True, seed=3, backend=backend) is x
     assert torch.equal(x.detach(), expected) and diglot.last_run().backend == backend
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_triton_starts_while_its_seed_is_drawn(architecture):
+    """Where the GPU can, and in both walks; tests/test_cuda_plans.py has CUDA C++. An op without a
+    seed starts as usual.
+    """
+    flat = torch.empty(64, 64, device=DEVICE)
+    seed = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    with plan_runs(Device(architecture, 132, 233_472, architecture >= 90)):
+        for x in (flat, flat[:, ::2], flat[0]):
+            out = torch.empty_like(x)
+            dropped = plan("triton", "dropout", "dropout_forward", x, seed, 0, 1, 1.0, out)
+            assert [launch.pdl for launch in dropped.launches] == [architecture >= 90]
+            other = plan("triton", "gelu", "gelu_forward", x, "none", out)
+            assert [launch.pdl for launch in other.launches] == [False]
+
+
+COMPILED = """
+import torch
+from diglot.backends.plans import Device, plan_runs
+from diglot.backends.runs import plan
+from diglot.tools.resources import compile_stages
+
+x, seed = torch.empty(64, 64), torch.zeros((), dtype=torch.int64)
+for architecture in (80, 90):
+    for operand in (x, x.t()):
+        with plan_runs(Device(architecture, 132, 233_472, architecture >= 90)):
+            made = plan("triton", "dropout", "dropout_forward", operand, seed, 0, 1, 1.0, x)
+        kernel = compile_stages(made.launches[0].specialization, f"sm_{architecture}")
+        code = kernel.stages["ptx"].decode()
+        print(code.find("griddepcontrol.wait"), code.index("ld.global"))
+"""
+
+
+@pytest.mark.ahead_of_time
+def test_triton_waits_before_it_reads():
+    """Where the GPU starts it early, and in both walks. Elsewhere there is no such instruction."""
+    done = run_apart(COMPILED)
+    assert done.returncode == 0, done.stderr[-3000:]
+    places = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert [wait for wait, _ in places[:2]] == [-1, -1]
+    assert len(places) == 4 and all(0 < wait < load for wait, load in places[2:])

@@ -14,6 +14,8 @@ from diglot.backends.plans import Plan
 from .layout import Layout, layout_of, strided_arguments
 from .plan import ACCESS_BYTES, NOTHING, Launch, Operand
 
+PDL_ARCHITECTURE = 90  # from which on GPUs have programmatic dependent launch
+
 
 def common_head(operands: list[Operand]) -> int:
     """Elements to step over until all arrays are at multiples of 16 bytes; -1 if no number does it,
@@ -50,7 +52,7 @@ def block_elements(out: Operand, warps: int, most: int | None, small: int) -> in
         out: an array.
         warps: the program's.
         most: the most elements of it that a thread has; None: as many as its accesses have.
-        small: by which more arrays count as small.
+        small: multiplies the size up to which arrays are small.
     """
     size, tuned = out.element_size(), out.device.tuned
     is_small = out.numel() < small * tuned("elementwise.triton.small_elements")
@@ -82,14 +84,17 @@ def plan_elementwise(
         operands: the inputs (None: one that is absent), then the output.
         constants: compile-time arguments of the kernels.
         numbers: makes their 64-bit arguments from the launcher's unseen ones.
-        common: arrays that every program takes whole; their pointers come first.
+        common: arrays that every program takes whole; their pointers come first. A small kernel
+            may just have written them, so the launch overlaps that kernel's end where the GPU can,
+            and waits before it reads anything. The kernels then have the constant WAITS before
+            their last ones.
         indexed: whether results depend on the elements' row-major indices. The strided kernel gets
             their strides after those of the inputs. There is then no head, which would shift every
             access: an access must start at a multiple of its elements.
         most: the most elements of each array that a thread has, where each takes many registers;
             None: as many as its accesses have.
-        small: by which more arrays count as small, where the arithmetic of two accesses would end
-            late.
+        small: multiplies the size up to which arrays are small. Where the arithmetic is long, that
+            of two accesses would end late.
     """
     arrays = [operand for operand in operands if operand is not None]
     out = arrays.pop()
@@ -103,6 +108,8 @@ def plan_elementwise(
     is_common = is_flat and common_head([*arrays, out]) >= 0
     lie = f"flat{', 16-byte accesses' * is_common}" if is_flat else "strided"
     out.device.choose(lie, (n,), out)
+    pdl = bool(common) and out.device.architecture >= PDL_ARCHITECTURE
+    constants += (pdl,) * bool(common)
     if is_flat:
         is_tiny = n <= tuned("elementwise.triton.tiny_elements")
         warps = tuned("elementwise.triton.flat_warps")
@@ -122,6 +129,7 @@ def plan_elementwise(
             (*constants, is_aligned, block),
             warps,
             numbers,
+            pdl=pdl,
         )
         return Plan(f"flat, blocks of {block}{', 16-byte accesses' * is_aligned}", (launch,), None)
     vector = access_elements(layout, out) if one_dtype else 1
@@ -149,6 +157,7 @@ def plan_elementwise(
             (*constants, len(slice.sizes), wide, vector, broadcast, is_aligned, block),
             warps,
             numbers,
+            pdl=pdl,
         )
         for slice, start in layout.slices()
     )

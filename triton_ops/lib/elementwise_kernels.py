@@ -18,6 +18,8 @@ from diglot.triton_ops.launch.layout import MAX_RANK
 
 from .elementwise import map_flat, map_strided
 
+WAIT = "    if WAITS:\n        tl.extra.cuda.gdc_wait()\n"
+
 
 def elementwise_kernels(
     name: str,
@@ -36,7 +38,9 @@ def elementwise_kernels(
         function: a @triton.jit function of tiles, as lib/elementwise.py says. Its parameters are
             those of `common`, a tuple of `numbers`; its constants are the kernels' too.
         inputs: names of the input tensors.
-        common: names of tensors that every program takes whole.
+        common: names of tensors that every program takes whole. Then the kernels have a constant
+            WAITS: whether they wait for the kernel before them in the stream before they read
+            anything (programmatic dependent launch).
         numbers: how many 64-bit numbers the kernels take; with 0 the function gets no tuple of
             them.
         prepare: a @triton.jit function of (numbers, OUT). A program calls it once, and the function
@@ -59,10 +63,12 @@ def elementwise_kernels(
     def define(walk: str, integers: list[str], variant: list[str], where: str) -> Any:
         variant += ["ALIGNED", "BLOCK"]
         parameters = [*common, *inputs, "output", "n", *integers, *values]
-        parameters += [f"{constant}: tl.constexpr" for constant in (*constants, *variant)]
+        compiled = (*constants, *["WAITS"] * bool(common), *variant)
+        parameters += [f"{constant}: tl.constexpr" for constant in compiled]
         call = f"map_{walk}({arrays}, {where}, {passed}, {', '.join(variant)}, {indexed})"
         header = f"def {name}_{walk}({', '.join(parameters)}):"
-        return _define(f"{name}_{walk}", f"@triton.jit\n{header}\n    {call}\n", function, prepare)
+        body = f"{WAIT * bool(common)}    {call}\n"
+        return _define(f"{name}_{walk}", f"@triton.jit\n{header}\n{body}", function, prepare)
 
     flat = define("flat", ["head"], [], "head")
     where = f"{_tuple(sizes)}, {_tuple(starts)}, {_tuple(map(_tuple, strides))}"

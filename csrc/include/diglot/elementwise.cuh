@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "diglot/strides.cuh"
+#include "diglot/sync/pdl.cuh"
 #include "diglot/vector_access.cuh"
 
 namespace diglot {
@@ -201,16 +202,22 @@ DIGLOT_DEVICE void map_strided(int64_t n, const Strides<kArrays, Index>& strides
 }
 
 // The function that a kernel applies: the functor's prepare(), which reads parameters from memory
-// once per thread, or else the functor itself.
+// once per thread, or else the functor itself. A small kernel may just have written the parameters,
+// so the launch overlaps that kernel's end, and waits for it before it reads anything.
 template <typename Functor, typename = void>
 struct Prepared {
+  static constexpr bool kWaits = false;
   using type = Functor;
   DIGLOT_DEVICE static const Functor& make(const Functor& functor) { return functor; }
 };
 template <typename Functor>
 struct Prepared<Functor, std::void_t<decltype(std::declval<const Functor&>().prepare())>> {
+  static constexpr bool kWaits = true;
   using type = decltype(std::declval<const Functor&>().prepare());
-  DIGLOT_DEVICE static type make(const Functor& functor) { return functor.prepare(); }
+  DIGLOT_DEVICE static type make(const Functor& functor) {
+    grid_dependency_wait();
+    return functor.prepare();
+  }
 };
 
 // The minimum of resident blocks per SM (__launch_bounds__), which limits registers. With 0 the

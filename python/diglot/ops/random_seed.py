@@ -3,7 +3,8 @@
 A kernel of PyTorch's generator draws it, so the draw is a part of every graph. Each replay of a
 CUDA graph draws again, compilers know that it is random, and checkpointing restores the generator
 first. Reserving the generator's counters on the host would save this launch, but not during a
-capture or a trace: there the host does not know the generator's state.
+capture or a trace: there the host does not know the generator's state. And a replay draws what an
+eager call would, which needs one way to draw.
 """
 
 from __future__ import annotations

@@ -174,16 +174,19 @@ template <typename T, typename Held, typename... Inputs>
 void map_elements(Planner& planner, const Held& functor, const Operand& output,
                   const Inputs&... inputs) {
   using Functor = std::decay_t<decltype(resolve(functor, std::declval<const Arguments&>()))>;
+  const auto launch_of = [](unsigned blocks) {
+    Launch how{blocks, kElementwiseThreads};
+    how.uses_pdl = Prepared<Functor>::kWaits;
+    return how;
+  };
   const auto flat = [&](auto shape, unsigned blocks, int64_t n, int head) {
     planner.add<elementwise_flat<Functor, decltype(shape), T, typename TypeOf<T, Inputs>::type...>>(
-        {blocks, kElementwiseThreads}, n, head, inputs.template as<const T>()..., functor,
-        output.as<T>());
+        launch_of(blocks), n, head, inputs.template as<const T>()..., functor, output.as<T>());
   };
   const auto strided = [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
     planner.add<elementwise_strided<Functor, decltype(shape), std::decay_t<decltype(strides)>, T,
                                     typename TypeOf<T, Inputs>::type...>>(
-        {blocks, kElementwiseThreads}, n, strides, inputs.template as<const T>()..., functor,
-        output.as<T>());
+        launch_of(blocks), n, strides, inputs.template as<const T>()..., functor, output.as<T>());
   };
   if constexpr (kTakesIndex<typename Prepared<Functor>::type,
                             Vector<typename TypeOf<T, Inputs>::type, 1>...>) {
