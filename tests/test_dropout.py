@@ -567,9 +567,9 @@ def test_triton_starts_while_its_seed_is_drawn(architecture):
         for x in (flat, flat[:, ::2], flat[0]):
             out = torch.empty_like(x)
             dropped = plan("triton", "dropout", "dropout_forward", x, seed, 0, 1, 1.0, out)
-            assert [launch.pdl for launch in dropped.launches] == [architecture >= 90]
+            assert [launch.uses_pdl for launch in dropped.launches] == [architecture >= 90]
             other = plan("triton", "gelu", "gelu_forward", x, "none", out)
-            assert [launch.pdl for launch in other.launches] == [False]
+            assert [launch.uses_pdl for launch in other.launches] == [False]
 
 
 COMPILED = """

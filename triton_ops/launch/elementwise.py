@@ -129,7 +129,7 @@ def plan_elementwise(
             (*constants, is_aligned, block),
             warps,
             numbers,
-            pdl=pdl,
+            uses_pdl=pdl,
         )
         return Plan(f"flat, blocks of {block}{', 16-byte accesses' * is_aligned}", (launch,), None)
     vector = access_elements(layout, out) if one_dtype else 1
@@ -157,7 +157,7 @@ def plan_elementwise(
             (*constants, len(slice.sizes), wide, vector, broadcast, is_aligned, block),
             warps,
             numbers,
-            pdl=pdl,
+            uses_pdl=pdl,
         )
         for slice, start in layout.slices()
     )
