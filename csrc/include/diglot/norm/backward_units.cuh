@@ -115,31 +115,43 @@ class NormUnits : public NormColumns<Shape, T> {
       const int columns = count_ + lane * kUnit, most = side * kColumns;
       const int end = skipped + (columns < most ? columns : most) * static_cast<int>(sizeof(T));
       const char* const line = as_it_is(reinterpret_cast<const char*>(first) - skipped);
-      const auto* const lowest =
+      // A copy of 16 bytes needs memory for all of them. Around the array's rows there may be none, so
+      // what holds an end of the array is copied element by element.
+      const int accesses = side_accesses() + kLine;
+      const auto* const first_row =
           reinterpret_cast<const char*>(array + rows_.starts.start.array[which]);
-      const auto copy = [&](int number, bool may_be_first) {
+      const auto* const behind = reinterpret_cast<const char*>(
+          array + rows_.offsets(rows_.count - 1).array[which] + rows_.n);
+      const int lowest = first_row > line ? static_cast<int>(first_row - line) : 0;
+      const int highest = behind - line < accesses * kAccessBytes ? static_cast<int>(behind - line)
+                                                                  : accesses * kAccessBytes;
+      const auto is_inside = [&](int begin) {
+        return begin >= lowest && begin + kAccessBytes <= highest;
+      };
+      const auto copy = [&](int number) {
         const int begin = number * kAccessBytes;
-        if (begin + kAccessBytes <= skipped || number >= side_accesses() + kLine) return;
-        if (may_be_first && line + begin < lowest) {  // before the first row there may be no memory
-          DIGLOT_NO_UNROLL
-          for (int i = skipped; i < begin + kAccessBytes; i += sizeof(T)) {
-            T element{};
-            if (i < end) element = *reinterpret_cast<const T*>(line + i);
-            *reinterpret_cast<T*>(reinterpret_cast<char*>(to) + i) = element;
-          }
-        } else {
-          const int left = end - begin < kAccessBytes ? end - begin : kAccessBytes;
-          copy_async_part(to + number, line + begin, left < 0 ? 0 : left);
-        }
+        if (begin + kAccessBytes <= skipped || number >= accesses || !is_inside(begin)) return;
+        const int left = end - begin < kAccessBytes ? end - begin : kAccessBytes;
+        copy_async_part(to + number, line + begin, left < 0 ? 0 : left);
       };
       if constexpr (Shape::kHasLanes) {
         DIGLOT_NO_UNROLL
-        for (int number = lane; number < side_accesses() + kLine; number += side) {
-          copy(number, true);
-        }
+        for (int number = lane; number < accesses; number += side) copy(number);
       } else {
         DIGLOT_UNROLL
-        for (int a = 0; a <= Shape::kAccesses; ++a) copy(a * kWarpLanes + lane, a == 0);
+        for (int a = 0; a <= Shape::kAccesses; ++a) copy(a * kWarpLanes + lane);
+      }
+      if (lowest == 0 && highest == accesses * kAccessBytes) return;
+      DIGLOT_NO_UNROLL
+      for (int number = lane; number < accesses; number += side) {
+        const int begin = number * kAccessBytes, next = begin + kAccessBytes;
+        if (next <= skipped || is_inside(begin)) continue;
+        DIGLOT_NO_UNROLL
+        for (int i = begin < skipped ? skipped : begin; i < next; i += sizeof(T)) {
+          T element{};
+          if (i < end) element = *reinterpret_cast<const T*>(line + i);
+          *reinterpret_cast<T*>(reinterpret_cast<char*>(to) + i) = element;
+        }
       }
     }
   }
