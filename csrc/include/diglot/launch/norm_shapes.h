@@ -20,7 +20,9 @@ struct NormBackwardShapes {
   template <int... kAccesses>
   using NarrowList = std::tuple<NormShape<kAccesses, false>...>;
   using Narrow =
-      std::conditional_t<sizeof(T) == 2, NarrowList<1, 2, 4, 6>,
+      std::conditional_t<sizeof(T) == 2,
+                         std::tuple<NormShape<1, false>, NormShape<2, false>, NormLanesShape<2>,
+                                    NormShape<4, false>, NormShape<6, false>>,
                          std::conditional_t<sizeof(T) == 4, NarrowList<1, 4, 6>, NarrowList<1, 4>>>;
   // Few, since they serve few calls.
   using StridedWide = std::conditional_t<

@@ -49,7 +49,13 @@ struct NormShape {
   // Whether rows may lie at unequal distances.
   static constexpr bool kIsStrided = false;
 };
-// The same for rows of any strides. To find such a row takes divisions, whose code would delay
+// Short rows that start anywhere: less than a warp shares one, although a lane has several
+// accesses.
+template <int kAccesses_>
+struct NormLanesShape : NormShape<kAccesses_, false> {
+  static constexpr bool kHasLanes = true;
+};
+// Rows of any strides. To find such a row takes divisions, whose code would delay
 // every kernel's first call.
 template <int kAccesses_, bool kIsWide_>
 struct NormStridedShape : NormShape<kAccesses_, kIsWide_> {
