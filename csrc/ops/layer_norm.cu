@@ -21,8 +21,14 @@ __global__ void __launch_bounds__(kNormResidentThreads, 1)
 }
 
 template <typename Shape, typename T>
+__global__ void __launch_bounds__(kNormResidentThreads, 1)
+    layer_norm_backward_strided_rows(NormStridedRows rows, NormGradients<T> arrays) {
+  norm_backward_resident<Shape, T, true>(rows, arrays);
+}
+
+template <typename Shape, typename T>
 __global__ void __launch_bounds__(kNormThreads, 1)
-    layer_norm_backward_streaming(NormRows rows, NormGradients<T> arrays) {
+    layer_norm_backward_streaming(NormStridedRows rows, NormGradients<T> arrays) {
   norm_backward_streaming<Shape, T, true>(rows, arrays);
 }
 
@@ -59,7 +65,11 @@ template <typename T>
 struct LayerNormBackward {
   template <typename Shape>
   static constexpr auto rows() {
-    return &layer_norm_backward_rows<Shape, T>;
+    if constexpr (Shape::kIsStrided) {
+      return &layer_norm_backward_strided_rows<Shape, T>;
+    } else {
+      return &layer_norm_backward_rows<Shape, T>;
+    }
   }
   template <typename Shape>
   static constexpr auto streaming() {

@@ -21,8 +21,14 @@ __global__ void __launch_bounds__(kNormResidentThreads, 1)
 }
 
 template <typename Shape, typename T>
+__global__ void __launch_bounds__(kNormResidentThreads, 1)
+    rms_norm_backward_strided_rows(NormStridedRows rows, NormGradients<T> arrays) {
+  norm_backward_resident<Shape, T, false>(rows, arrays);
+}
+
+template <typename Shape, typename T>
 __global__ void __launch_bounds__(kNormThreads, 1)
-    rms_norm_backward_streaming(NormRows rows, NormGradients<T> arrays) {
+    rms_norm_backward_streaming(NormStridedRows rows, NormGradients<T> arrays) {
   norm_backward_streaming<Shape, T, false>(rows, arrays);
 }
 
@@ -58,7 +64,11 @@ template <typename T>
 struct RmsNormBackward {
   template <typename Shape>
   static constexpr auto rows() {
-    return &rms_norm_backward_rows<Shape, T>;
+    if constexpr (Shape::kIsStrided) {
+      return &rms_norm_backward_strided_rows<Shape, T>;
+    } else {
+      return &rms_norm_backward_rows<Shape, T>;
+    }
   }
   template <typename Shape>
   static constexpr auto streaming() {

@@ -54,7 +54,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
                       !operands.grad_output.is_aligned() || !operands.input.is_aligned();
   planner.choose(is_cut ? "rows" : "rows, 16-byte accesses", {count, n},
                  {&operands.grad_input, operands.grad_sum, operands.weight});
-  NormRows rows{};
+  NormStridedRows rows{};
   rows.arrays = operands.grad_sum == nullptr ? 2 : 3;
   rows.n = n;
   const Operand views[] = {
@@ -97,6 +97,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
       if (operands.grad_weight != nullptr) weight_sums = sums;
       if (operands.grad_bias != nullptr) bias_sums = sums + (fields - 1) * field;
     }
+    const Compute share = Compute(1) / static_cast<Compute>(n);
     return [=, is_result_wide = fields > 0 && asked[0]->dtype != operands.grad_input.dtype,
             barrier = mail.template as<uint32_t>(), states = mail + kBarrierBytes,
             grad_output = operands.grad_output.as<const T>(), input = operands.input.as<const T>(),
@@ -106,7 +107,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
       NormGradients<T> result{};
       result.grad_output = grad_output(now), result.input = input(now);
       result.grad_sum = grad_sum(now);
-      result.mean = mean(now), result.rstd = rstd(now);
+      result.mean = mean(now), result.rstd = rstd(now), result.share = share;
       result.weight = weight(now), result.is_weight_wide = is_weight_wide;
       result.weight_sums = weight_sums(now), result.bias_sums = bias_sums(now);
       result.results[0] = weight_result(now), result.results[1] = bias_result(now);
@@ -148,13 +149,13 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         return true;
       };
       // The shape with the least cost comes first. Of few blocks the model is surer: twice as many
-      // must save a tenth.
+      // must save a twentieth.
       const auto attempt_shapes = [&](auto shapes, int least_stages) {
         std::vector<std::pair<double, std::function<bool()>>> found;
         // `unsure`: a factor of the cost.
         const auto look = [&](auto shape, int groups, int blocks, bool spans_grid, double unsure) {
           using Shape = decltype(shape);
-          NormRows wanted = rows;
+          NormStridedRows wanted = rows;
           wanted.order = order_of_sums<T>(n, Shape::kIsWide);
           wanted.groups = groups, wanted.spans_grid = spans_grid;
           const auto fit = share_out_norm<Shape, T>(planner, wanted, blocks, least_stages);
@@ -165,7 +166,10 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
           const auto judged = share_out_norm<Shape, T>(planner, wanted, blocks, least_stages);
           if (!fit.has_value() || !judged.has_value()) return;
           const bool is_alone = fields > 0 && is_one && judged->rows.groups == 1;
-          const int64_t cost = judged->cost - (is_alone ? kNormSumCycles : 0);
+          const int64_t sums = wanted.order.pitch * judged->rows.groups * fields;
+          const int64_t added = predict_sum_cycles(std::max(planner.device.multiprocessors(), 1),
+                                                   sums * static_cast<int64_t>(sizeof(Compute)));
+          const int64_t cost = judged->cost + (is_alone || fields == 0 ? 0 : added);
           found.emplace_back(static_cast<double>(cost) * unsure,
                              [=] { return attempt(shape, *fit); });
         };
@@ -173,7 +177,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
           std::apply([&](auto... shape) { (look(shape, way...), ...); }, shapes);
         };
         double unsure = 1;
-        for (int blocks = 1; blocks <= kMostClusterBlocks; blocks *= 2, unsure *= 1.1) {
+        for (int blocks = 1; blocks <= kMostClusterBlocks; blocks *= 2, unsure *= 1.05) {
           look_at_all(rows.groups, blocks, false, unsure);
           if (may_be_alone && rows.groups > 1) look_at_all(1, blocks, false, unsure);
         }
@@ -208,8 +212,14 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
           if (is_wanted && attempt_streaming(shape, blocks)) return;
         }
       };
-      const bool is_held = may_hold && ((is_wide && attempt_held(typename Shapes::Wide{})) ||
-                                        attempt_held(typename Shapes::Narrow{}));
+      const auto attempt_lists = [&](auto wide, auto narrow) {
+        return (is_wide && attempt_held(wide)) || attempt_held(narrow);
+      };
+      const bool is_held =
+          may_hold &&
+          (starts.rank > 1
+               ? attempt_lists(typename Shapes::StridedWide{}, typename Shapes::StridedNarrow{})
+               : attempt_lists(typename Shapes::Wide{}, typename Shapes::Narrow{}));
       const bool are_weights_wide = operands.weight == nullptr || operands.weight->is_aligned();
       if (!is_held && is_wide && are_weights_wide) {
         stream(typename Shapes::template Streaming<true>{});

@@ -13,27 +13,28 @@ template <typename T>
 int groups_of_rows(Planner& planner, int64_t count, int64_t n, int arrays) {
   // Bytes of shared memory for a row, with its weights and a stage of the row after it.
   const int64_t bytes = n * static_cast<int64_t>(2 * arrays * sizeof(T) + sizeof(compute_t<T>));
-  const int64_t groups = planner.tuned(Tunable::kNormBackwardGroups, (bytes + 1023) / 1024);
-  const int64_t enough = planner.tuned(Tunable::kNormBackwardEnoughGroups);
+  const int64_t kibibytes = (bytes + 1023) / 1024;
+  const int64_t groups = planner.tuned(Tunable::kNormBackwardGroups, kibibytes);
+  const int64_t enough = planner.tuned(Tunable::kNormBackwardEnoughGroups, kibibytes);
   const int64_t each = planner.tuned(Tunable::kNormBackwardRowsEach);
   const int64_t wanted = std::max(enough, (count + each - 1) / each);
   return static_cast<int>(std::max<int64_t>(std::min({groups, count, wanted}), 1));
 }
 
-inline Numbers order_of(const NormRows& rows) {
+inline Numbers order_of(const NormStridedRows& rows) {
   return {
       {"groups", rows.groups}, {"blocks", rows.blocks}, {"share", rows.share}, {"team", rows.team}};
 }
 
 // Elements of a row in each of its blocks: whole accesses.
 template <typename Shape, typename T>
-int64_t share_of_block(const NormRows& rows) {
+int64_t share_of_block(const NormSharing& rows) {
   constexpr int kElements = Shape::template kElements<T>;
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   return quotient(quotient(rows.n, rows.blocks), kElements) * kElements;
 }
 // Blocks that have a share of a row.
-inline int blocks_of_shares(const NormRows& rows) {
+inline int blocks_of_shares(const NormSharing& rows) {
   return static_cast<int>((rows.n + rows.share - 1) / rows.share);
 }
 
@@ -46,7 +47,7 @@ NormSumOrder order_of_sums(int64_t n, bool is_wide) {
 }
 
 // Without sums: as many groups as can be resident. A block, or a cluster, walks each.
-inline void count_groups(Planner& planner, NormRows& rows) {
+inline void count_groups(Planner& planner, NormSharing& rows) {
   if (rows.groups != 0) return;
   const int64_t blocks =
       planner.tuned(rows.blocks <= 2 ? Tunable::kNormBackwardGroupsWithoutSums
@@ -55,7 +56,7 @@ inline void count_groups(Planner& planner, NormRows& rows) {
   rows.groups = static_cast<int>(std::min(groups, rows.count));
 }
 
-inline Launch launch_of_groups(const NormRows& rows, int threads) {
+inline Launch launch_of_groups(const NormSharing& rows, int threads) {
   Launch how{static_cast<unsigned>(rows.groups * rows.blocks), static_cast<unsigned>(threads)};
   how.cluster_blocks = static_cast<unsigned>(rows.spans_grid ? 1 : rows.blocks);
   how.is_cooperative = rows.spans_grid;
@@ -64,7 +65,7 @@ inline Launch launch_of_groups(const NormRows& rows, int threads) {
 
 // How a shape shares out rows, and at which cost.
 struct NormFit {
-  NormRows rows;
+  NormStridedRows rows;
   Launch how;
   int64_t cost;  // the predicted time, in cycles of an SM
 };
@@ -72,7 +73,7 @@ struct NormFit {
 // Nothing if a row does not fit into `blocks` blocks with at least `least_stages` stages, or with
 // as many as a group has rows.
 template <typename Shape, typename T>
-std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int blocks,
+std::optional<NormFit> share_out_norm(Planner& planner, NormStridedRows rows, int blocks,
                                       int least_stages) {
   constexpr int kColumns = Shape::template kColumns<T>;
   constexpr int64_t kMost = kNormResidentThreads * kColumns;  // elements that a block can hold
@@ -112,6 +113,8 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
       static_cast<int>(std::min<int64_t>(threads / rows.team, rows.spans_cluster() ? 1 : each));
   if (teams < 1) return {};
   const int warps = (teams * rows.team + kWarpLanes - 1) / kWarpLanes;
+  rows.teams = warps * kWarpLanes / rows.team;
+  rows.prepare();
   NormFit fit{rows, launch_of_groups(rows, warps * kWarpLanes)};
   const auto stages = static_cast<int>(planner.tuned(Tunable::kNormBackwardStages));
   fit.rows.stages = std::min((room / warps - weights) / stage, stages);
@@ -137,7 +140,7 @@ Address<char> need_mail(Planner& planner, const NormFit& fit) {
 
 // Shares out two-pass rows: `blocks` per row, `fields` sums.
 template <typename Shape, typename T>
-Launch share_out_streaming_norm(Planner& planner, NormRows& rows, int blocks, int fields) {
+Launch share_out_streaming_norm(Planner& planner, NormStridedRows& rows, int blocks, int fields) {
   rows.blocks = blocks;
   rows.share = share_of_block<Shape, T>(rows);
   rows.team = kNormThreads;
@@ -145,6 +148,8 @@ Launch share_out_streaming_norm(Planner& planner, NormRows& rows, int blocks, in
   const int room = planner.device.shared_bytes() - kNormOtherBytes;
   rows.smem_fields = static_cast<int>(std::min<int64_t>(room / field_bytes, fields));
   count_groups(planner, rows);
+  rows.teams = 1;
+  rows.prepare();
   Launch how = launch_of_groups(rows, kNormThreads);
   how.shared_bytes = static_cast<std::size_t>(rows.smem_fields * field_bytes);
   return how;

@@ -20,8 +20,20 @@ struct NormBackwardShapes {
   template <int... kAccesses>
   using NarrowList = std::tuple<NormShape<kAccesses, false>...>;
   using Narrow =
-      std::conditional_t<sizeof(T) == 2, NarrowList<1, 2, 4, 6>,
+      std::conditional_t<sizeof(T) == 2,
+                         std::tuple<NormShape<1, false>, NormShape<2, false>, NormLanesShape<2>,
+                                    NormShape<4, false>, NormShape<6, false>>,
                          std::conditional_t<sizeof(T) == 4, NarrowList<1, 4, 6>, NarrowList<1, 4>>>;
+  // Few, since they serve few calls.
+  using StridedWide = std::conditional_t<
+      sizeof(T) == 2, std::tuple<NormStridedShape<2, true>, NormStridedShape<6, true>>,
+      std::conditional_t<sizeof(T) == 4,
+                         std::tuple<NormStridedShape<4, true>, NormStridedShape<11, true>>,
+                         std::tuple<NormStridedShape<4, true>>>>;
+  using StridedNarrow =
+      std::conditional_t<sizeof(T) == 8,
+                         std::tuple<NormStridedShape<1, false>, NormStridedShape<4, false>>,
+                         std::tuple<NormStridedShape<1, false>, NormStridedShape<6, false>>>;
   template <bool kIsWide>
   using Streaming = NormShape<(sizeof(T) == 2 ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide>;
 };

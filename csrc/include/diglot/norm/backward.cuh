@@ -46,6 +46,20 @@ struct NormShape {
                                                     : static_cast<int>(sizeof(T));
   // Whether less than a warp may share a row.
   static constexpr bool kHasLanes = kAccesses == 1;
+  // Whether rows may lie at unequal distances.
+  static constexpr bool kIsStrided = false;
+};
+// Short rows that start anywhere: less than a warp shares one, although a lane has several
+// accesses.
+template <int kAccesses_>
+struct NormLanesShape : NormShape<kAccesses_, false> {
+  static constexpr bool kHasLanes = true;
+};
+// Rows of any strides. To find such a row takes divisions, whose code would delay
+// every kernel's first call.
+template <int kAccesses_, bool kIsWide_>
+struct NormStridedShape : NormShape<kAccesses_, kIsWide_> {
+  static constexpr bool kIsStrided = true;
 };
 
 // Rows of narrow units lie in shared memory as far from a line's start as in global memory. So a
@@ -90,37 +104,78 @@ DIGLOT_DEVICE int computed_anew(int number) {
 // The arrays of rows, in the order of their offsets.
 enum NormArray { kGradInput, kGradOutput, kInput, kGradSum, kStatistics, kNormArrays };
 
-// Rows, and how groups, blocks and teams share them out.
-struct NormRows {
-  int64_t n;      // elements of a row
-  int64_t count;  // rows
-  Strides<kNormArrays, int64_t> starts;
+// How groups, blocks and teams share out rows.
+struct NormSharing {
+  int64_t n;         // elements of a row
+  int64_t count;     // rows
   int groups;        // of rows
   int blocks;        // that share a row: of a cluster, a power of two, or of the grid
   bool spans_grid;   // all blocks of the grid share every row
   int64_t share;     // the most elements of a row for a block
   int team;          // threads of a block that share a row: whole warps, or a power of two
+  int teams;         // of a block
   int stages;        // rows of a team that are in shared memory or on their way there
   int arrays;        // in each stage
   int pitch;         // 16-byte accesses from a warp's array in a stage to its next
   int smem_fields;   // streaming rows: sums, of weight and bias, that are in shared memory
   bool accumulates;  // adds to the sums of an earlier launch
   NormSumOrder order;
-
-  static constexpr int64_t kNarrow = 0xffffffff;  // offsets of rows up to here are cheap
+  // What divides by `team` and `blocks`: divisions take many instructions.
+  uint32_t team_reciprocal;
+  int block_bits;
 
   DIGLOT_HOST_DEVICE bool spans_cluster() const { return blocks > 1 && !spans_grid; }
+  // Sets what `team`, `blocks` and `spans_grid` say.
+  void prepare() {
+    team_reciprocal = static_cast<uint32_t>(((1 << kReciprocalBits) + team - 1) / team);
+    block_bits = spans_grid ? 31 : 0;
+    while (!spans_grid && 1 << block_bits < blocks) ++block_bits;
+  }
+  // The team of a thread. Exact up to 2 * kNormThreads.
+  DIGLOT_DEVICE int team_of(int thread) const {
+    return static_cast<int>(static_cast<uint32_t>(thread) * team_reciprocal >> kReciprocalBits);
+  }
+  // This block's group, and its number among the blocks that share a row.
+  DIGLOT_DEVICE int group() const { return static_cast<int>(blockIdx.x >> block_bits); }
+  DIGLOT_DEVICE int block() const {
+    return static_cast<int>(blockIdx.x & ((1u << block_bits) - 1));
+  }
 
-  DIGLOT_DEVICE auto offsets(int64_t row) const {
-    if (starts.rank > 1 || count > kNarrow) return starts.offsets_by_loop(row);
-    auto result = starts.start;
-    DIGLOT_UNROLL
+ private:
+  static constexpr int kReciprocalBits = 20;
+};
+
+// Rows of any strides.
+struct NormStridedRows : NormSharing {
+  Strides<kNormArrays, int64_t> starts;
+
+  DIGLOT_DEVICE auto offsets(int64_t row) const { return starts.offsets_by_loop(row); }
+};
+
+// Rows at equal distances.
+struct NormRows : NormSharing {
+  struct Offsets {
+    int64_t array[kNormArrays];
+  };
+  Offsets start, step;
+
+  NormRows() = default;
+  explicit NormRows(const NormStridedRows& rows) : NormSharing(rows) {
     for (int a = 0; a < kNormArrays; ++a) {
-      result.array[a] += int64_t{static_cast<uint32_t>(row)} * starts.strides[0][a];
+      start.array[a] = rows.starts.start.array[a];
+      step.array[a] = rows.starts.rank == 0 ? 0 : rows.starts.strides[0][a];
     }
+  }
+  DIGLOT_DEVICE Offsets offsets(int64_t row) const {
+    Offsets result = start;
+    DIGLOT_UNROLL
+    for (int a = 0; a < kNormArrays; ++a) result.array[a] += row * step.array[a];
     return result;
   }
 };
+
+template <typename Shape>
+using NormRowsOf = std::conditional_t<Shape::kIsStrided, NormStridedRows, NormRows>;
 
 template <typename T>
 struct NormGradients {
@@ -131,6 +186,7 @@ struct NormGradients {
   const T* grad_sum;  // or null
   const Compute* mean;
   const Compute* rstd;
+  Compute share;         // of an element in a mean: 1 / n
   const void* weight;    // or null
   bool is_weight_wide;   // it has the type Compute, not T
   Compute* weight_sums;  // of the groups, one after the other; or null

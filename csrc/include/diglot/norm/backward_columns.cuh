@@ -15,30 +15,28 @@ class NormColumns {
   static constexpr int kUnit = Shape::template kUnitBytes<T> / static_cast<int>(sizeof(T));
   static constexpr int kUnits = kColumns / kUnit;
 
-  DIGLOT_DEVICE explicit NormColumns(const NormRows& rows) : rows_(rows) {
+  using Rows = NormRowsOf<Shape>;
+
+  DIGLOT_DEVICE explicit NormColumns(const Rows& rows) : rows_(rows) {
     const int thread = static_cast<int>(threadIdx.x);
-    team_number_ = thread / rows.team;
+    team_number_ = rows.team_of(thread);
     const int member = thread - team_number_ * rows.team;
     // The first element among the block's columns.
     const int first = member / kWarpLanes * (kColumns * kWarpLanes) + member % kWarpLanes * kUnit;
-    column_ = first_column() + first;
+    column_ = static_cast<int>(first_column()) + first;  // a row that is held is short enough
     count_ = share() - first;
   }
 
   // The first row of the block's first team, this thread's team in the block, and the step to a
   // team's next row.
-  DIGLOT_DEVICE int64_t first_row() const { return group(); }
+  DIGLOT_DEVICE int64_t first_row() const { return rows_.group(); }
   DIGLOT_DEVICE int team_number() const { return team_number_; }
-  DIGLOT_DEVICE int step() const { return rows_.groups * teams(); }
+  DIGLOT_DEVICE int step() const { return rows_.groups * rows_.teams; }
 
  protected:
   // Computed at each use, not kept in registers.
-  DIGLOT_DEVICE int group() const { return static_cast<int>(blockIdx.x) / rows_.blocks; }
-  DIGLOT_DEVICE int teams() const { return static_cast<int>(blockDim.x) / rows_.team; }
   // The block's columns.
-  DIGLOT_DEVICE int64_t first_column() const {
-    return static_cast<int>(blockIdx.x) % rows_.blocks * rows_.share;
-  }
+  DIGLOT_DEVICE int64_t first_column() const { return rows_.block() * rows_.share; }
   DIGLOT_DEVICE int share() const {
     const int64_t rest = rows_.n - first_column();
     return static_cast<int>(rest < rows_.share ? rest : rows_.share);
@@ -52,9 +50,9 @@ class NormColumns {
   DIGLOT_DEVICE int element(int u, int i = 0) const { return u * side() * kUnit + i; }
   DIGLOT_DEVICE bool exists(int u, int i = 0) const { return element(u, i) < count_; }
 
-  const NormRows& rows_;
-  int64_t column_;  // the thread's first
-  int count_;       // elements of the block's columns from there on
+  const Rows& rows_;
+  int column_;  // the thread's first
+  int count_;   // elements of the block's columns from there on
   int team_number_;
 };
 

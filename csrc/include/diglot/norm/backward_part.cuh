@@ -23,7 +23,7 @@ class NormPart : public NormUnits<Shape, T> {
   static constexpr int kMostRegisters = Shape::kIsWide ? 112 : 96;
   static constexpr bool kHolds = kSumRegisters + kRowRegisters <= kMostRegisters;
 
-  DIGLOT_DEVICE NormPart(const NormRows& rows, const NormGradients<T>& arrays)
+  DIGLOT_DEVICE NormPart(const NormRowsOf<Shape>& rows, const NormGradients<T>& arrays)
       : Units(rows, arrays) {
     // A warp's weights are contiguous, so a thread finds all of its own from the first. Those of
     // wide units lie at a constant distance from the stages, which saves registers.
@@ -41,37 +41,43 @@ class NormPart : public NormUnits<Shape, T> {
   }
 
   // Stages the thread's weights in shared memory; absent elements become zeros. Calls meanwhile()
-  // while the loads are in flight.
+  // while the loads are in flight, in one place for weights of all types.
   template <typename Function>
   DIGLOT_DEVICE void load_weights(Function meanwhile) const {
+    Vector<Compute, kUnit> loaded[kUnits];  // or of narrower weights, in its first bytes
     arrays_.with_weights([&](const auto* weights) {
       using Weight = std::decay_t<decltype(*weights)>;
-      Vector<Weight, kUnit> loaded[kUnits];
-      const bool is_aligned = Shape::kIsWide && elements_to_alignment(weights) == 0;
+      const bool is_aligned =
+          Shape::kIsWide && weights != nullptr && elements_to_alignment(weights) == 0;
       DIGLOT_UNROLL
       for (int u = 0; u < kUnits; ++u) {
-        loaded[u] = {};
-        if (weights != nullptr && is_aligned) {
-          if (exists(u)) load_parts(loaded[u], weights + column_ + element(u));
+        Vector<Weight, kUnit> unit = {};
+        if (is_aligned) {
+          if (exists(u)) load_parts(unit, weights + column_ + element(u));
         } else {
           DIGLOT_UNROLL
           for (int i = 0; i < kUnit; ++i) {
             if (!exists(u, i)) continue;
-            loaded[u][i] =
+            unit[i] =
                 weights == nullptr ? convert<Weight>(Compute(1)) : weights[column_ + element(u, i)];
           }
         }
+        memcpy(&loaded[u], &unit, sizeof(unit));
       }
-      meanwhile();
+    });
+    meanwhile();
+    arrays_.with_weights([&](const auto* weights) {
+      using Weight = std::decay_t<decltype(*weights)>;
       DIGLOT_UNROLL
       for (int u = 0; u < kUnits; ++u) {
+        Vector<Weight, kUnit> unit;
+        memcpy(&unit, &loaded[u], sizeof(unit));
         DIGLOT_UNROLL
         for (int part = 0; part < kWeightParts; ++part) {
           WeightPart computed;
           DIGLOT_UNROLL
-          for (int i = 0; i < kSummed; ++i) {
-            computed[i] = convert<Compute>(loaded[u][part * kSummed + i]);
-          }
+          for (int i = 0; i < kSummed; ++i)
+            computed[i] = convert<Compute>(unit[part * kSummed + i]);
           store_anywhere(weight_part(u, part), computed);
         }
       }
@@ -143,48 +149,74 @@ class NormPart : public NormUnits<Shape, T> {
     }
   }
 
-  // Stores the group's sums, of all its teams. Overwrites weights and stages.
+  // Stores the group's sums, of all its teams. Overwrites weights and stages. The teams take the
+  // units of a field in turns: each adds up a unit's sums over all teams, in order, and stores
+  // them.
   DIGLOT_DEVICE void finish() {
     wait_for_copies();
     const bool has_results = arrays_.has_results();
     if (!has_results && arrays_.weight_sums == nullptr && arrays_.bias_sums == nullptr) return;
-    // Among the lanes with the same columns the first gets the sums of all.
-    for (int distance = rows_.team; distance < kWarpLanes; distance *= 2) {
-      for_each_sum([&](int, Compute& sum) { sum += __shfl_xor_sync(kAllLanes, sum, distance); });
-    }
-    // Then the first team gets the sums of all: half of the remaining teams give theirs to the
-    // other half, again and again.
-    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-    const int side = rows_.team < kWarpLanes ? kWarpLanes : rows_.team;
-    Compute* const given = reinterpret_cast<Compute*>(shared());
-    DIGLOT_NO_UNROLL
-    for (int left = threads / side; left > 1; left = (left + 1) / 2) {
-      const int taking = (left + 1) / 2 * side, pitch = left * side - taking;
-      __syncthreads();
-      if (thread >= taking && thread < left * side) {
-        for_each_sum([&](int k, Compute& sum) { given[k * pitch + thread - taking] = sum; });
+    const int threads = rows_.teams * rows_.team;
+    const int thread = computed_anew(static_cast<int>(threadIdx.x));
+    int team = rows_.team, number = rows_.team_of(thread);
+    if (Shape::kHasLanes && team < kWarpLanes) {
+      // The lanes with the same columns all get the sums of all.
+      for (; team < kWarpLanes; team *= 2) {
+        for_each_sum([&](int, Compute& sum) { sum += __shfl_xor_sync(kAllLanes, sum, team); });
       }
-      __syncthreads();
-      if (thread < pitch) {
-        for_each_sum([&](int k, Compute& sum) { sum += given[k * pitch + thread]; });
-      }
+      number = thread / kWarpLanes;
     }
-    if (thread >= rows_.team) return;
+    const int step =
+        Shape::kHasLanes && rows_.team < kWarpLanes ? threads / kWarpLanes : rows_.teams;
+    const int member = thread - number * team;
+    if (step > 1) {
+      auto* const given = reinterpret_cast<WeightPart*>(shared());
+      __syncthreads();
+      // Sums that are added to zeros need no neighbouring registers while rows are read.
+      for_each_access([&](int k, const WeightPart& sums) {
+        WeightPart values = {};
+        DIGLOT_UNROLL
+        for (int e = 0; e < kSummed; ++e) values[e] += sums[e];
+        store_anywhere(reinterpret_cast<Compute*>(given + k * threads + thread), values);
+      });
+      __syncthreads();
+      int next = number;
+      for_each_access([&](int k, WeightPart& sums) {
+        if (k / kWeightParts != next) return;
+        const auto* from = given + k * threads + member;
+        WeightPart total = {};
+        DIGLOT_NO_UNROLL
+        for (int i = 0; i < step; ++i, from += team) {
+          DIGLOT_UNROLL
+          for (int e = 0; e < kSummed; ++e) total[e] += (*from)[e];
+        }
+        sums = total;
+        if (k % kWeightParts == kWeightParts - 1) next += step;
+      });
+    }
+    if (member >= rows_.team) return;
     const bool is_computed = sizeof(T) == sizeof(Compute) || arrays_.is_result_wide;
+    int next = number;
+    const int count = computed_anew(count_);  // else registers would hold what exists
     DIGLOT_UNROLL
     for (int field = 0; field < (kIsCentered ? 2 : 1); ++field) {
       const auto& sums = field == 0 ? weight_sums_ : bias_sums_;
       Compute* const partial = field == 0 ? arrays_.weight_sums : arrays_.bias_sums;
       void* const output = has_results ? arrays_.results[field] : partial;
-      if (output == nullptr) continue;
+      const auto is_own = [&](int u) {
+        if (field * kUnits + u != next) return false;
+        next += step;
+        return element(u) < count && output != nullptr;
+      };
       if (has_results && !is_computed) {
-        store_results(sums, static_cast<T*>(output));
+        store_results(sums, static_cast<T*>(output), is_own);
       } else if (has_results && !Shape::kIsWide) {
-        store_results(sums, static_cast<Compute*>(output));
+        store_results(sums, static_cast<Compute*>(output), is_own);
       } else {
         auto* const start = static_cast<Compute*>(output);
-        store_sums(sums, has_results ? start : start + group() * rows_.order.pitch,
-                   has_results ? kUnit : kSummed, has_results ? kSummed : rows_.order.plane());
+        store_sums(sums, has_results ? start : start + rows_.group() * rows_.order.pitch,
+                   has_results ? kUnit : kSummed, has_results ? kSummed : rows_.order.plane(),
+                   is_own);
       }
     }
   }
@@ -192,8 +224,8 @@ class NormPart : public NormUnits<Shape, T> {
  private:
   using typename Units::Bits, typename Units::Source;
   using Units::arrays_, Units::column_, Units::count_, Units::rows_, Units::stages_;
-  using Units::computed, Units::element, Units::exists, Units::group, Units::lane, Units::read,
-      Units::shared, Units::side, Units::source, Units::staged, Units::store_pair;
+  using Units::computed, Units::element, Units::exists, Units::lane, Units::read, Units::shared,
+      Units::side, Units::source, Units::staged, Units::store_pair;
   using Units::kInputs, Units::kGrads, Units::kAddends, Units::kIsPair;
 
   // Sums, or weights, that are stored at once.
@@ -241,38 +273,58 @@ class NormPart : public NormUnits<Shape, T> {
     }
   }
 
-  // Stores the thread's sums of a field, in whole accesses: neighbouring units at this distance,
-  // and so the parts of a unit. An absent column of a pair has room, too.
-  DIGLOT_DEVICE void store_sums(const Compute (&sums)[kColumns], Compute* output, int unit_step,
-                                int64_t part_step) const {
-    output = as_it_is(output) + column_ / kUnit * unit_step;
+  // Calls function(k, sums) for accesses of the thread's sums.
+  template <typename Function>
+  DIGLOT_DEVICE void for_each_access(Function function) {
+    constexpr int kAccesses = kUnits * kWeightParts;
     DIGLOT_UNROLL
-    for (int part = 0; part < kWeightParts; ++part) {
+    for (int k = 0; k < (kIsCentered ? 2 : 1) * kAccesses; ++k) {
+      Compute* const from =
+          k < kAccesses ? weight_sums_ + k * kSummed : bias_sums_ + (k - kAccesses) * kSummed;
+      WeightPart sums;
       DIGLOT_UNROLL
-      for (int u = 0; u < kUnits; ++u) {
-        if (!exists(u)) continue;
-        Compute* const address = output + u * side() * unit_step;
+      for (int e = 0; e < kSummed; ++e) sums[e] = from[e];
+      function(k, sums);
+      DIGLOT_UNROLL
+      for (int e = 0; e < kSummed; ++e) from[e] = sums[e];
+    }
+  }
+
+  // Stores the thread's own units of a field's sums, in whole accesses: neighbouring units at this
+  // distance, and so the parts of a unit. An absent column of a pair has room, too.
+  template <typename IsOwn>
+  DIGLOT_DEVICE void store_sums(const Compute (&sums)[kColumns], Compute* output, int unit_step,
+                                int64_t part_step, IsOwn is_own) const {
+    output = as_it_is(output) + column_ / kUnit * unit_step;  // not from the beginning
+    DIGLOT_UNROLL
+    for (int u = 0; u < kUnits; ++u) {
+      if (!is_own(u)) continue;
+      Compute* address = output + u * side() * unit_step;
+      DIGLOT_UNROLL
+      for (int part = 0; part < kWeightParts; ++part, address += part_step) {
         Vector<Compute, kSummed> values = {};
         if (rows_.accumulates) values = load_vector<Compute, kSummed>(address);
         DIGLOT_UNROLL
         for (int e = 0; e < kSummed; ++e) values[e] += sums[u * kUnit + part * kSummed + e];
         store_anywhere(address, values);
       }
-      output += part_step;
     }
   }
 
-  // Stores the thread's sums of a field, which are gradients. Wide units find them aligned.
-  template <typename Result>
-  DIGLOT_DEVICE void store_results(const Compute (&sums)[kColumns], Result* output) const {
+  // Stores the thread's own units of a field's sums, which are gradients. Wide units find them
+  // aligned.
+  template <typename Result, typename IsOwn>
+  DIGLOT_DEVICE void store_results(const Compute (&sums)[kColumns], Result* output,
+                                   IsOwn is_own) const {
     output = as_it_is(output) + column_;  // else registers would hold the sum from the beginning
     DIGLOT_UNROLL
     for (int u = 0; u < kUnits; ++u) {
+      if (!is_own(u)) continue;
       Vector<Result, kUnit> values;
       DIGLOT_UNROLL
       for (int i = 0; i < kUnit; ++i) values[i] = convert<Result>(sums[u * kUnit + i]);
       if constexpr (Shape::kIsWide) {
-        if (exists(u)) store_vector(output + element(u), values);
+        store_vector(output + element(u), values);
       } else {
         DIGLOT_UNROLL
         for (int i = 0; i < kUnit; ++i) {

@@ -12,12 +12,12 @@
 namespace diglot {
 
 template <typename Shape, typename T, bool kIsCentered>
-DIGLOT_DEVICE void norm_backward_resident(const NormRows& rows, const NormGradients<T>& arrays) {
+DIGLOT_DEVICE void norm_backward_resident(const NormRowsOf<Shape>& rows,
+                                          const NormGradients<T>& arrays) {
   using Compute = compute_t<T>;
   using RowSums = NormSums<Compute, kIsCentered>;
   using Part = NormPart<Shape, T, kIsCentered>;
   Part part(rows, arrays);
-  part.clear();
   const int step = part.step();
   const int64_t first = part.first_row();
   int64_t row = first + part.team_number() * int64_t{rows.groups};
@@ -31,10 +31,10 @@ DIGLOT_DEVICE void norm_backward_resident(const NormRows& rows, const NormGradie
       group_copies();
     }
   });
+  part.clear();
   TeamSum<RowSums> team_sum(rows, arrays.barrier, arrays.mail);
   launch_dependents();
 
-  const Compute share = Compute(1) / static_cast<Compute>(rows.n);
   int stage = 0;
   DIGLOT_NO_UNROLL
   for (int64_t common = first; common < rows.count;
@@ -51,7 +51,7 @@ DIGLOT_DEVICE void norm_backward_resident(const NormRows& rows, const NormGradie
       part.load_async(later, stage);
     }
     sums = team_sum(sums);
-    part.store(row, statistics.map(sums, share), stage);
+    part.store(row, statistics.map(sums, arrays.share), stage);
     part.meet_lanes();
     if (!Part::kHolds) part.load_async(later, stage);
     part.load_addends_async(later, stage);

@@ -58,8 +58,8 @@ struct NormBatch {
 // rows are in shared memory, or in global memory if there is no room. A thread has the same columns
 // of all rows.
 template <typename Shape, bool kIsCentered, typename T, typename Weight>
-DIGLOT_DEVICE void norm_backward_streaming(const NormRows& rows, const NormGradients<T>& arrays,
-                                           const Weight* weights) {
+DIGLOT_DEVICE void norm_backward_streaming(const NormStridedRows& rows,
+                                           const NormGradients<T>& arrays, const Weight* weights) {
   using Compute = compute_t<T>;
   using Row = NormRow<Compute, kIsCentered>;
   using RowSums = NormSums<Compute, kIsCentered>;
@@ -67,8 +67,8 @@ DIGLOT_DEVICE void norm_backward_streaming(const NormRows& rows, const NormGradi
   constexpr int kAccesses = Shape::kAccesses, kElements = Batch::kElements;
   constexpr int kFields = kIsCentered ? 2 : 1;
   const int thread = static_cast<int>(threadIdx.x);
-  const int group = static_cast<int>(blockIdx.x) / rows.blocks;
-  const int64_t first = static_cast<int>(blockIdx.x) % rows.blocks * rows.share;
+  const int group = rows.group();
+  const int64_t first = rows.block() * rows.share;
   const int64_t size = rows.n - first < rows.share ? rows.n - first : rows.share;
   const int batches = static_cast<int>((size + Batch::kSize - 1) / Batch::kSize);
   if (weights != nullptr) weights = as_it_is(weights + first);
@@ -133,7 +133,6 @@ DIGLOT_DEVICE void norm_backward_streaming(const NormRows& rows, const NormGradi
   };
   auto next = statistics(group);
   TeamSum<RowSums> team_sum(rows);
-  const Compute share = Compute(1) / static_cast<Compute>(rows.n);
   DIGLOT_NO_UNROLL
   for (int64_t number = group; number < rows.count; number += rows.groups) {
     const auto starts = rows.offsets(number);
@@ -180,7 +179,7 @@ DIGLOT_DEVICE void norm_backward_streaming(const NormRows& rows, const NormGradi
       prefetch_l2(arrays.grad_output + from.array[kGradOutput] + first, 0);
     }
 
-    const auto map = row.map(team_sum(sums), share);
+    const auto map = row.map(team_sum(sums), arrays.share);
     DIGLOT_NO_UNROLL
     for (int b = batches - 1; b >= 0; --b) {
       const Batch batch(b, size);
@@ -216,7 +215,8 @@ DIGLOT_DEVICE void norm_backward_streaming(const NormRows& rows, const NormGradi
 }
 
 template <typename Shape, typename T, bool kIsCentered>
-DIGLOT_DEVICE void norm_backward_streaming(const NormRows& rows, const NormGradients<T>& arrays) {
+DIGLOT_DEVICE void norm_backward_streaming(const NormStridedRows& rows,
+                                           const NormGradients<T>& arrays) {
   arrays.with_weights([&](const auto* weights) {
     norm_backward_streaming<Shape, kIsCentered>(rows, arrays, weights);
   });

@@ -21,11 +21,11 @@ class NormUnits : public NormColumns<Shape, T> {
   // The arrays of a stage, one after the other.
   enum { kInputs, kGrads, kAddends, kReadArrays };
 
-  DIGLOT_DEVICE NormUnits(const NormRows& rows, const NormGradients<T>& arrays)
+  DIGLOT_DEVICE NormUnits(const NormRowsOf<Shape>& rows, const NormGradients<T>& arrays)
       : Columns(rows), arrays_(arrays) {
     const int number = static_cast<int>(threadIdx.x) % kWarpLanes;
     stages_ = warp_memory() +
-              (Shape::kIsWide ? number : number / side() * (side_accesses() + kLine)) +
+              (Shape::kIsWide ? number : rows.team_of(number) * (side_accesses() + kLine)) +
               kWeightAccesses * kPart;
   }
 
@@ -112,34 +112,51 @@ class NormUnits : public NormColumns<Shape, T> {
     } else {
       const T* const first = side_start(array, offset);
       const int skipped = since_line(first), side = this->side(), lane = this->lane();
-      const int columns = count_ + lane * kUnit, most = side * kColumns;
-      const int end = skipped + (columns < most ? columns : most) * static_cast<int>(sizeof(T));
+      const int rest = count_ + lane * kUnit, most = side * kColumns;
+      const int columns = rest < most ? rest : most;
+      const int end = skipped + columns * static_cast<int>(sizeof(T));
       const char* const line = as_it_is(reinterpret_cast<const char*>(first) - skipped);
-      const auto* const lowest =
-          reinterpret_cast<const char*>(array + rows_.starts.start.array[which]);
-      const auto copy = [&](int number, bool may_be_first) {
+      // The accesses with the words that units are read from. Behind the last element are zeros.
+      const int units = (columns + kUnit - 1) / kUnit + (kIsPair ? 1 : 0);
+      const int words_end = skipped - skipped % kUnitBytes + units * kUnitBytes;
+      const int first_access = skipped / kAccessBytes;
+      const int end_access = (words_end + kAccessBytes - 1) / kAccessBytes;
+      // A copy of 16 bytes needs memory for all of them. Around the array's rows there may be none,
+      // so what holds an end of the array is copied element by element.
+      const auto* const first_row =
+          reinterpret_cast<const char*>(array + rows_.offsets(0).array[which]);
+      const auto* const behind = reinterpret_cast<const char*>(
+          array + rows_.offsets(rows_.count - 1).array[which] + rows_.n);
+      const int lowest = first_row > line ? static_cast<int>(first_row - line) : 0;
+      const int most_bytes = end_access * kAccessBytes;
+      const int highest = behind - line < most_bytes ? static_cast<int>(behind - line) : most_bytes;
+      const auto is_inside = [&](int begin) {
+        return begin >= lowest && begin + kAccessBytes <= highest;
+      };
+      const auto copy = [&](int number) {
         const int begin = number * kAccessBytes;
-        if (begin + kAccessBytes <= skipped || number >= side_accesses() + kLine) return;
-        if (may_be_first && line + begin < lowest) {  // before the first row there may be no memory
-          DIGLOT_NO_UNROLL
-          for (int i = skipped; i < begin + kAccessBytes; i += sizeof(T)) {
-            T element{};
-            if (i < end) element = *reinterpret_cast<const T*>(line + i);
-            *reinterpret_cast<T*>(reinterpret_cast<char*>(to) + i) = element;
-          }
-        } else {
-          const int left = end - begin < kAccessBytes ? end - begin : kAccessBytes;
-          copy_async_part(to + number, line + begin, left < 0 ? 0 : left);
-        }
+        if (number >= end_access || !is_inside(begin)) return;
+        const int left = end - begin < kAccessBytes ? end - begin : kAccessBytes;
+        copy_async_part(to + number, line + begin, left < 0 ? 0 : left);
       };
       if constexpr (Shape::kHasLanes) {
         DIGLOT_NO_UNROLL
-        for (int number = lane; number < side_accesses() + kLine; number += side) {
-          copy(number, true);
-        }
+        for (int number = first_access + lane; number < end_access; number += side) copy(number);
       } else {
         DIGLOT_UNROLL
-        for (int a = 0; a <= Shape::kAccesses; ++a) copy(a * kWarpLanes + lane, a == 0);
+        for (int a = 0; a <= Shape::kAccesses; ++a) copy(first_access + a * kWarpLanes + lane);
+      }
+      if (lowest <= first_access * kAccessBytes && highest == most_bytes) return;
+      DIGLOT_NO_UNROLL
+      for (int number = first_access + lane; number < end_access; number += side) {
+        const int begin = number * kAccessBytes, next = begin + kAccessBytes;
+        if (is_inside(begin)) continue;
+        DIGLOT_NO_UNROLL
+        for (int i = begin; i < next; i += sizeof(T)) {
+          T element{};
+          if (i >= skipped && i < end) element = *reinterpret_cast<const T*>(line + i);
+          *reinterpret_cast<T*>(reinterpret_cast<char*>(to) + i) = element;
+        }
       }
     }
   }
@@ -163,6 +180,7 @@ class NormUnits : public NormColumns<Shape, T> {
   }
   DIGLOT_DEVICE Bits read(const Source& from, int u) const {
     const char* const address = from.address + element(u) * static_cast<int>(sizeof(T));
+    if (!Shape::kIsWide && !exists(u)) return Bits{};  // no copy writes there
     if constexpr (kIsPair) {
       const auto* const words = reinterpret_cast<const uint32_t*>(address);
       return word_between(words[0], words[1], from.shift);

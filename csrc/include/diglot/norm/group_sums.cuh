@@ -3,6 +3,7 @@
 #pragma once
 
 #include "diglot/norm/backward.cuh"
+#include "diglot/reduce/warp_block.cuh"
 #include "diglot/sync/pdl.cuh"
 #include "diglot/vector_access.cuh"
 
@@ -26,44 +27,74 @@ DIGLOT_DEVICE void norm_group_sums(int64_t n, int groups, int side, const NormSu
                                    DType dtype) {
   using Access = Vector<Compute, kElements>;
   __shared__ Access shared[kNormSumThreads];
-  grid_dependency_wait();
-  const int thread = static_cast<int>(threadIdx.x), groups_at_once = kNormSumThreads / side;
-  const int64_t first = (int64_t{blockIdx.x} * side + thread % side) * kElements;
+  const int thread = static_cast<int>(threadIdx.x), bits = __ffs(side) - 1;
+  const int part = thread >> bits, parts = kNormSumThreads >> bits;
+  const int64_t first = ((int64_t{blockIdx.x} << bits) + (thread & (side - 1))) * kElements;
+  const int64_t step = parts * order.pitch;
+  const Compute* from = sums + (int64_t{blockIdx.y} * groups + part) * order.pitch + first;
+  const auto add = [](Access& to, const Access& added) {
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; ++i) to[i] += added[i];
+  };
   Access total = {};
+  grid_dependency_wait();
   if (first < order.pitch) {
-    const Compute* const from = sums + int64_t{blockIdx.y} * groups * order.pitch + first;
-    for (int group = thread / side; group < groups; group += groups_at_once * kNormSumLoads) {
+    DIGLOT_NO_UNROLL
+    for (int group = part; group < groups; group += parts * kNormSumLoads) {
       Access loaded[kNormSumLoads];
       DIGLOT_UNROLL
       for (int load = 0; load < kNormSumLoads; ++load) {
-        const int number = group + load * groups_at_once;
         loaded[load] = Access{};
-        if (number >= groups) continue;
-        loaded[load] = load_vector<Compute, kElements>(from + number * order.pitch);
+        if (group + load * parts < groups) loaded[load] = load_vector<Compute, kElements>(from);
+        from += step;
       }
       DIGLOT_UNROLL
-      for (int load = 0; load < kNormSumLoads; ++load) {
-        DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) total[i] += loaded[load][i];
-      }
+      for (int load = 0; load < kNormSumLoads; ++load) add(total, loaded[load]);
     }
   }
-  shared[thread] = total;
-  __syncthreads();
-  for (int half = kNormSumThreads / 2; half >= side; half /= 2) {
-    if (thread < half) {
-      DIGLOT_UNROLL
-      for (int i = 0; i < kElements; ++i) shared[thread][i] += shared[thread + half][i];
-    }
+  // Halves of the block are added up again and again: first whole warps, by those of the first
+  // `width` threads, then lanes.
+  const int width = side < kWarpLanes ? kWarpLanes : side;
+  if (width < kNormSumThreads) {
+    constexpr int kMost = kNormSumThreads / kWarpLanes;
+    shared[thread] = total;
     __syncthreads();
+    if (thread >= width) return;
+    Access others[kMost];
+    DIGLOT_UNROLL
+    for (int k = 0; k < kMost; ++k) {
+      others[k] = k * width < kNormSumThreads ? shared[k * width + thread] : Access{};
+    }
+    DIGLOT_UNROLL
+    for (int half = kMost / 2; half > 0; half /= 2) {
+      if (half * width >= kNormSumThreads) continue;
+      DIGLOT_UNROLL
+      for (int k = 0; k < half; ++k) add(others[k], others[k + half]);
+    }
+    total = others[0];
+    DIGLOT_NO_UNROLL
+    for (int distance = kWarpLanes / 2; distance >= side; distance /= 2) {
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; ++i) {
+        total[i] += __shfl_xor_sync(kAllLanes, total[i], distance);
+      }
+    }
   }
-  void* const output = blockIdx.y == 0 ? outputs.field[0] : outputs.field[1];
-  if (thread < side && first < order.pitch) {
-    const int64_t column = order.column(first, kElements);
+  if (thread >= side || first >= order.pitch) return;
+  const int64_t column = order.column(first, kElements);
+  const auto store = [&](auto* output) {
+    using Output = std::decay_t<decltype(*output)>;
     DIGLOT_UNROLL
     for (int i = 0; i < kElements; ++i) {
-      if (column + i < n) store_as(output, column + i, dtype, shared[thread][i]);
+      if (column + i < n) output[column + i] = convert<Output>(total[i]);
     }
+  };
+  void* const output = blockIdx.y == 0 ? outputs.field[0] : outputs.field[1];
+  switch (dtype) {
+    case DType::kFloat16: store(static_cast<float16*>(output)); break;
+    case DType::kBFloat16: store(static_cast<bfloat16*>(output)); break;
+    case DType::kFloat32: store(static_cast<float*>(output)); break;
+    default: store(static_cast<double*>(output));
   }
 }
 

@@ -16,12 +16,11 @@ class TeamSum {
  public:
   // All threads of all blocks call it. Blocks of a grid that share rows need its barrier, and mail:
   // room for two states of each team of each block.
-  DIGLOT_DEVICE explicit TeamSum(const NormRows& rows, uint32_t* barrier = nullptr,
+  DIGLOT_DEVICE explicit TeamSum(const NormSharing& rows, uint32_t* barrier = nullptr,
                                  void* mail = nullptr)
       : rows_(rows), barrier_(barrier), mail_(static_cast<uint32_t*>(mail)) {
     if (rows.spans_cluster()) shared().mailbox.open();
-    const int warp = threadIdx.x / kWarpLanes;
-    if (rows.team >= kWarpLanes) first_warp_ = warp - warp % (rows.team / kWarpLanes);
+    first_warp_ = rows.team_of(static_cast<int>(threadIdx.x)) * rows.team / kWarpLanes;
   }
 
   // Every thread of a team gets the sums of all its threads. Where several blocks share a row, it
@@ -73,13 +72,13 @@ class TeamSum {
   // states.
   DIGLOT_DEVICE State sum_in_grid(const State& state) const {
     constexpr int kWords = sizeof(State) / sizeof(uint32_t);
-    const int thread = computed_anew(static_cast<int>(threadIdx.x)), team = thread / rows_.team;
-    const int teams = static_cast<int>(blockDim.x) / rows_.team, blocks = rows_.blocks;
+    const int thread = computed_anew(static_cast<int>(threadIdx.x)), team = rows_.team_of(thread);
+    const int teams = rows_.teams, blocks = rows_.blocks;
     const int width = rows_.team < kWarpLanes ? rows_.team : kWarpLanes;
     uint32_t* const states =
         mail_ + static_cast<int64_t>(number_ % 2 * teams + team) * blocks * kWords;
     uint32_t words[kWords];
-    if (thread % rows_.team == 0) {
+    if (thread == team * rows_.team) {
       memcpy(words, &state, sizeof(state));
       DIGLOT_UNROLL
       for (int i = 0; i < kWords; ++i) states[blockIdx.x * kWords + i] = words[i];
@@ -105,7 +104,7 @@ class TeamSum {
     return lanes_sum(total, width);
   }
 
-  const NormRows& rows_;
+  const NormSharing& rows_;
   uint32_t* barrier_;
   uint32_t* mail_;
   int first_warp_ = 0;  // of the team
