@@ -57,7 +57,9 @@ def judge(
         chosen = plan_name(choice.numbers)
         names = sorted(found.times_us, key=lambda name: found.times_us[name])[:FASTEST]
         again = dict.fromkeys([*names, *({"", chosen} & found.times_us.keys())])
-        us = _timed(functools.partial(run, record.backend, op, record.launcher, *arguments), again)
+        us = _timed(
+            functools.partial(run, record.backend, record.op, record.launcher, *arguments), again
+        )
         best = min(us, key=lambda name: us[name])
         yield {
             "op": op,
