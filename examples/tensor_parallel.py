@@ -189,7 +189,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 errors[name] = float(difference.norm() / alone.float().norm())
                 if not errors[name] < 0.02:
                     raise RuntimeError(f"{name}: the relative error is {errors[name]:.3g}")
-            steps = {name: functools.partial(model.step, join) for name, join in joins.items()}
+            steps: dict[str, Callable[[], object]] = {
+                name: functools.partial(model.step, join) for name, join in joins.items()
+            }
             speeds = tokens_per_second(steps, batch)
             rows.append({"batch": batch, "tokens_per_s": speeds, "errors": errors})
             if rank == 0:

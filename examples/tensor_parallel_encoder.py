@@ -16,7 +16,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -34,7 +34,7 @@ WHOLE = Ops.of_torch()
 def random_weights(device: str) -> dict[str, torch.Tensor]:
     """Weights of the network's names and shapes, the same on every rank."""
     numbers = torch.Generator(device).manual_seed(0)
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (WORDS, WIDTH),
         "embeddings.token_type_embeddings.weight": (2, WIDTH),
         "embeddings.position_embeddings.weight": (POSITIONS, WIDTH),
@@ -106,7 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ids = torch.randint(WORDS, (count, TOKENS), generator=numbers, device="cuda")
             mask = torch.ones_like(ids, dtype=torch.bool)
             alone = PartOfEncoder(weights, 0, 1, "torch").encode(ids, mask)
-            errors, steps = {}, {}
+            errors: dict[str, float] = {}
+            steps: dict[str, Callable[[], object]] = {}
             for name in ("torch", *given.backend):
                 part = PartOfEncoder(weights, rank, ranks, name)
                 errors[name] = float((part.encode(ids, mask) - alone).abs().max())

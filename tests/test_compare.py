@@ -501,7 +501,8 @@ def _variant(name):
         return f"strided, {wide}{64 if ', long>' in name else 32}-bit offsets"
     if elements == 1:
         return "flat, 1 element per thread"
-    return f"flat, {'1 access' if accesses == 1 else '16 elements'} per thread"
+    many = f"{accesses * elements} elements"
+    return f"flat, {'1 access' if accesses == 1 else many} per thread"
 
 
 @needs_interpreters

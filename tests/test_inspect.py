@@ -144,7 +144,7 @@ def test_the_page_shows_what_compilers_make(page):
     check_page(page, excerpts)
     # What the page says of them holds for every compiler.
     assert excerpts["sass"].count("LDG.E.128") == excerpts["ptx"].count("ld.global.v4") == 2
-    assert "+0x800]" in excerpts["sass"] and excerpts["cuda-sass"].count("LDG.E.128") == 4
+    assert "+0x800]" in excerpts["sass"] and excerpts["cuda-sass"].count("LDG.E.128") == 3
     assert "LDGSTS.E.BYPASS.128" in excerpts["copies"]
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from backends import DEVICE
 from test_mutations import ROOT, Fault, assert_found, copy_of_sources
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(DEVICE == "cuda", reason="its tests fake what a GPU does"),
+]
 
 STORE = "python/diglot/backends/store.py"
 TUNE = "python/diglot/tools/tune.py"

@@ -104,7 +104,7 @@ def test_shapes_of_forward(op, dtype, few_rows):
     [
         ("layer_norm", 512, LANES, LANES),
         ("layer_norm", 768, REGISTERS, LANES),
-        ("rms_norm", 1536, REGISTERS, LANES),
+        ("rms_norm", 1536, LANES, LANES),
         ("rms_norm", 1544, REGISTERS, REGISTERS),
         ("layer_norm", 18_432, REGISTERS, REGISTERS),
         ("layer_norm", 18_440, CLUSTER, SHARED),

@@ -19,6 +19,7 @@ ALWAYS = {
 SMALL = {
     "rows.triton.alone_elements": 64,
     "norm_forward.triton.alone": 64,
+    "norm_forward.triton.alone_peeled": 64,
     "rows.triton.shared.0.bytes": 1024,
     "norm_forward.triton.shared.*.*.bytes": 1024,
 }
@@ -32,6 +33,7 @@ WAYS = {
         {
             "rows.triton.alone_elements": "never",
             "norm_forward.triton.alone": "never",
+            "norm_forward.triton.alone_peeled": "never",
             "rows.triton.most_held": 64,
             "rows.triton.tile_elements": 256,
             "rows.triton.tile_warps": 1,

@@ -26,7 +26,7 @@ FLOATING = ["float32", "float16", "bfloat16", "float64"]
 OTHERS = ["int8", "uint8", "int16", "int32", "int64", "bool"]
 
 NAMES = [
-    "elementwise_flat<GeluForward<float, (Approximate)0>, FlatShape<4, 4>, float, float>",
+    "elementwise_flat<GeluForward<float, (Approximate)0>, FlatShape<2, 4>, float, float>",
     "elementwise_strided<GeluForward<float, (Approximate)0>, FlatShape<4, 1>, "
     "Strides<2, unsigned int>, float, float>",
 ]
@@ -47,13 +47,13 @@ def test_launches_are_planned():
 
     x, out = torch.empty(1 << 20, 3), torch.zeros(1 << 20, 3)
     variant, (flat,), scratch, _ = _C.plan("gelu_forward", H200, x, "none", out)
-    assert variant == "flat, 16 elements per thread" and scratch is None
+    assert variant == "flat, 8 elements per thread" and scratch is None
     variant, (strided,), *_ = _C.plan("gelu_forward", H200, x[:, ::2], "none", out[:, ::2])
     assert variant == "strided, 32-bit offsets" and not out.any()
     names = [machine_code.short_name(kernel) for kernel, *_ in (flat, strided)]
     assert names == NAMES
     assert set(names) <= set(cuda_kernel_names())
-    assert flat[1:-1] == ((3 * 2**20 // (128 * 16), 1, 1), (128, 1, 1), 0, 1, ())
+    assert flat[1:-1] == ((3 * 2**20 // (128 * 8), 1, 1), (128, 1, 1), 0, 1, ())
     meta = torch.empty(5, 1, device="meta")
     grad = torch.empty(5, 2**20, device="meta")
     _, split, scratch, _ = _C.plan("add_backward", H200, grad, 1, meta)

@@ -177,7 +177,7 @@ def norm_backward_resident(
     shift, begin, stop = part_of_rows(grad_input, first_of, n, part, size, length, VECTOR, PEELED)
     at = 0
     if PEELED and SPLITS == 1:
-        at = None  # pieces of a row, which is not split, begin at its whole accesses
+        at = None  # type: ignore[assignment]  # pieces of a whole row begin at its accesses
     parameters = None if weight is None else weight + part
     scales = load_parameter_pieces(
         parameters, shift, at, begin, stop, BLOCK, PIECES, False, VECTOR, ALIGNED

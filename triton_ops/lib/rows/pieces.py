@@ -235,7 +235,7 @@ def tile_of_words(first, second, third, fourth):
 
 
 @triton.jit
-def shifted(word, next, bits):
+def shifted_at_once(word, next, bits):
     """The word that begins `bits` further on, of fewer than 32."""
     # Written out, because LLVM makes three instructions of it.
     return tl.inline_asm_elementwise(
@@ -244,11 +244,13 @@ def shifted(word, next, bits):
     )  # fmt: skip
 
 
-if INTERPRETED:
+@triton.jit
+def shifted_in_steps(word, next, bits):
+    """The same, where no machine runs PTX."""
+    return (word >> bits) | (next << 1 << (31 - bits))
 
-    @triton.jit
-    def shifted(word, next, bits):
-        return (word >> bits) | (next << 1 << (31 - bits))
+
+shifted = shifted_in_steps if INTERPRETED else shifted_at_once
 
 
 @triton.jit

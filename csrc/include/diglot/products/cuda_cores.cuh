@@ -16,6 +16,27 @@
 
 namespace diglot {
 
+// Where a batch's matrices begin. Strides::offsets_by_loop does the same with other registers, and
+// the kernel then spills.
+template <int kArrays>
+DIGLOT_DEVICE typename Strides<kArrays, int64_t>::Offsets offsets_of_batch(
+    const Strides<kArrays, int64_t>& strides, int64_t batch) {
+  auto result = strides.start;
+  const auto add = [&](int d, int64_t place) {
+    DIGLOT_UNROLL
+    for (int a = 0; a < kArrays; ++a) result.array[a] += place * strides.strides[d][a];
+  };
+  int d = 0;
+  DIGLOT_NO_UNROLL
+  for (; d + 1 < strides.rank; ++d) {
+    const int64_t rest = strides.sizes[d].quotient(batch);
+    add(d, batch - rest * static_cast<int64_t>(strides.sizes[d].divisor));
+    batch = rest;
+  }
+  if (strides.rank > 0) add(d, batch);
+  return result;
+}
+
 // A B, for each matrix of a batch. The batch's dimensions have strides in C, A, B and the
 // epilogue's input.
 struct FmaProduct {
@@ -224,7 +245,7 @@ DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const Epilogue<T>& ep
   if (index >= product.schedule.count()) return;
   const Tile tile = product.schedule.tile(index);
   const auto [start_c, start_a, start_b, start_input] =
-      product.batches.offsets_by_loop(tile.batch).array;
+      offsets_of_batch(product.batches, tile.batch).array;
   multiply_tile<T, Shape>(a + start_a, b + start_b, product, epilogue.moved(start_c, start_input),
                           tile);
 }
