@@ -27,6 +27,7 @@ OLD_KERNELS = {
     "addmm": "b984499a29a0",
     "baddbmm": "b984499a29a0",
     "bmm": "b984499a29a0",
+    "dropout": "c91be5552304",
     "gaussian_pdf": "fd51c26b2faf",
     "gelu": "c91be5552304",
     "grouped_mm": "b984499a29a0",

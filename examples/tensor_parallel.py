@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-import diglot
+import diglot.distributed
 
 EPS, HEAD = 1e-5, 128  # of the norms; the width of a head
 ROUNDS, STEPS = 15, 20
@@ -145,7 +145,7 @@ def tokens_per_second(steps: dict[str, Callable[[], object]], batch: int) -> dic
             step()
         torch.cuda.current_stream().wait_stream(stream)
         graphs[name] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graphs[name]):
+        with torch.cuda.graph(graphs[name], capture_error_mode="thread_local"):
             step()
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from sentence_encoder import LAYERS, Encoder, Ops
 from tensor_parallel import tokens_per_second
 
-import diglot
+import diglot.distributed
 
 WIDTH, HIDDEN, WORDS, POSITIONS, TOKENS = 384, 1536, 30522, 512, 64
 WHOLE = Ops.of_torch()
