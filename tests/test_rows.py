@@ -483,19 +483,15 @@ def test_gradients_against_float64(backend, op, data):
 @pytest.mark.parametrize("op", ["softmax", pytest.param("log_softmax", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_rows_do_not_know_of_each_other(backend, op):
-    """No bit of a row depends on the number of rows, or on the row's place. A peeled row is the
-    exception: where it begins between multiples of 16 bytes sets how its elements are shared
-    out.
+    """A row is the same, whatever their number and its place. Few rows may take another order;
+    test_invariant.py has the mode that forbids it.
     """
     for shape in ((50, 96), (40, 61), (7, 3000), (3, 40_004)):
         (x,) = tensors(shape, torch.float32, 1)
         whole = getattr(diglot, op)(x, backend=backend)
         for row in (0, shape[0] // 2, shape[0] - 1):
             alone = getattr(diglot, op)(x[row : row + 1].clone(), backend=backend)
-            if backend == "cuda" and row * shape[1] % 4 == 0:
-                assert torch.equal(alone[0], whole[row])
-            else:  # how many rows a program has is another layout of its threads
-                torch.testing.assert_close(alone[0], whole[row], rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(alone[0], whole[row], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("op", OPS)
