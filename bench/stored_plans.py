@@ -6,11 +6,11 @@ launches. So a planner that changes is judged by the plans that it now makes:
 - the *model*: the planner's own choice, for a problem that the store does not have;
 - *near*: what the store would choose for a problem if it had all others.
 
-    python -m diglot.bench.stored_plans            # the tables
-    python -m diglot.bench.stored_plans record     # adds the times of configs/ to the files
-    python -m diglot.bench.stored_plans rename     # gives plans of configs/ new names, by the files
+`python -m diglot.bench.stored_plans` prints the tables. It has two commands:
 
-`record`, before a planner changes, keeps times whose names would mean other plans afterwards.
+- `record` adds the times of configs/ to the files. Before a planner changes, that keeps times whose
+  names would mean other plans afterwards.
+- `rename` gives plans of configs/ new names, by the files.
 """
 
 from __future__ import annotations

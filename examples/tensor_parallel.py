@@ -13,14 +13,16 @@ turns, inside CUDA graphs. Weights are random; the result is compared with that 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -162,22 +164,56 @@ def tokens_per_second(steps: dict[str, Callable[[], object]], batch: int) -> dic
     return {name: batch / statistics.median(of) for name, of in times.items()}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def arguments_of(description: str | None) -> argparse.ArgumentParser:
+    """The arguments that programs on several GPUs share."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--backend", choices=["cuda", "triton"], nargs="+", default=["cuda"])
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--layers", type=int, default=Shape.layers)
     parser.add_argument("--output", type=Path, help="a file for rank 0's figures, as JSON")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+@contextlib.contextmanager
+def on_ranks(output: Path | None, **facts: Any) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
+    """Context manager: this rank, their number, and rows of figures that rank 0 writes at the end.
+
+    Each rank has a GPU, and the group a workspace. Nothing is recorded for gradients.
+    """
     os.environ |= {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
-    rank = int(os.environ["LOCAL_RANK"])
+    rank, rows = int(os.environ["LOCAL_RANK"]), list[dict[str, Any]]()
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    space, rows = diglot.distributed.Workspace(), []
-    ranks, shape = dist.get_world_size(), Shape(layers=given.layers)
+    space, ranks = diglot.distributed.Workspace(), dist.get_world_size()
     with torch.inference_mode():
+        yield rank, ranks, rows
+    space.synchronize()
+    space.close()
+    if rank == 0 and output is not None:
+        facts |= {"gpu": torch.cuda.get_device_name(), "ranks": ranks, "torch": torch.__version__}
+        facts |= {"commit": os.environ.get("DIGLOT_COMMIT", "unknown"), "rows": rows}
+        output.write_text(json.dumps(facts, indent=1) + "\n")
+    dist.destroy_process_group()
+
+
+def measured(
+    what: str, tokens: int, steps: dict[str, Callable[[], object]], errors: dict[str, float]
+) -> dict[str, Any]:
+    """A row of figures, which rank 0 prints."""
+    speeds = tokens_per_second(steps, tokens)
+    if dist.get_rank() == 0:
+        told = ", ".join(f"{name} {speed:,.0f} tokens/s" for name, speed in speeds.items())
+        print(f"{what}: {told}", flush=True)
+    return {"what": what, "tokens_per_s": speeds, "errors": errors}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = arguments_of(__doc__)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--layers", type=int, default=Shape.layers)
+    given = parser.parse_args(arguments)
+    shape = Shape(layers=given.layers)
+    with on_ranks(given.output, layers=given.layers) as (rank, ranks, rows):
         for batch in given.batch:
             alone = Llama(shape, batch, 0, 1, "cuda", torch.bfloat16).step(join_alone)
             model = Llama(shape, batch, rank, ranks, "cuda", torch.bfloat16)
@@ -192,18 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             steps: dict[str, Callable[[], object]] = {
                 name: functools.partial(model.step, join) for name, join in joins.items()
             }
-            speeds = tokens_per_second(steps, batch)
-            rows.append({"batch": batch, "tokens_per_s": speeds, "errors": errors})
-            if rank == 0:
-                told = ", ".join(f"{n} {s:,.0f} tokens/s" for n, s in speeds.items())
-                print(f"batch {batch}: {told}", flush=True)
-    space.synchronize()
-    space.close()
-    if rank == 0 and given.output is not None:
-        facts = {"gpu": torch.cuda.get_device_name(), "ranks": ranks, "torch": torch.__version__}
-        facts |= {"layers": given.layers, "commit": os.environ.get("DIGLOT_COMMIT", "unknown")}
-        given.output.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-    dist.destroy_process_group()
+            rows.append(measured(f"batch {batch}", batch, steps, errors))
     return 0
 
 

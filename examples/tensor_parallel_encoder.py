@@ -11,19 +11,14 @@ random, and a sentence has 64 tokens.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
-import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from sentence_encoder import LAYERS, Encoder, Ops
-from tensor_parallel import tokens_per_second
+from tensor_parallel import arguments_of, measured, on_ranks
 
 import diglot.distributed
 
@@ -87,20 +82,11 @@ class PartOfEncoder(Encoder):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--backend", choices=["cuda", "triton"], nargs="+", default=["cuda"])
+    parser = arguments_of(__doc__)
     parser.add_argument("--sentences", type=int, nargs="+", default=[1, 16, 256])
-    parser.add_argument("--output", type=Path, help="a file for rank 0's figures, as JSON")
     given = parser.parse_args(arguments)
-    os.environ |= {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
-    rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    space, ranks, rows = diglot.distributed.Workspace(), dist.get_world_size(), []
-    weights = random_weights("cuda")
-    with torch.inference_mode():
+    with on_ranks(given.output) as (rank, ranks, rows):
+        weights = random_weights("cuda")
         for count in given.sentences:
             numbers = torch.Generator("cuda").manual_seed(count)
             ids = torch.randint(WORDS, (count, TOKENS), generator=numbers, device="cuda")
@@ -114,18 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if not errors[name] < 1e-3:
                     raise RuntimeError(f"{name}: embeddings differ by {errors[name]:.3g}")
                 steps[name] = functools.partial(part.encode, ids, mask)
-            speeds = tokens_per_second(steps, count * TOKENS)
-            rows.append({"sentences": count, "tokens_per_s": speeds, "errors": errors})
-            if rank == 0:
-                told = ", ".join(f"{n} {s:,.0f} tokens/s" for n, s in speeds.items())
-                print(f"{count} sentences: {told}", flush=True)
-    space.synchronize()
-    space.close()
-    if rank == 0 and given.output is not None:
-        facts = {"gpu": torch.cuda.get_device_name(), "ranks": ranks, "torch": torch.__version__}
-        facts |= {"commit": os.environ.get("DIGLOT_COMMIT", "unknown")}
-        given.output.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-    dist.destroy_process_group()
+            rows.append(measured(f"{count} sentences", count * TOKENS, steps, errors))
     return 0
 
 

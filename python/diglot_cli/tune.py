@@ -54,7 +54,7 @@ WHERE = ("launcher", "language", "dtype", "shape", "layout")
     type=int,
     help="Time chosen plans against a search's best, at 12 random shapes; keep nothing.",
 )
-@click.option("--results", metavar="DIR", help="Folder for --judge: files that grow.")
+@click.option("--results", metavar="DIR", help="Folder for --judge: a file per op.")
 @ended_as_interrupted()
 def tune(asked: Any) -> None:
     """Measure the plans of ops on this GPU, and keep the times for later calls.
@@ -171,6 +171,7 @@ def _print_found(found: list[Any]) -> None:
 
     if not found:
         make_console().print("nothing is tuned: each of these launches has one plan")
+        return
     lines = []
     for tuned in found:
         own, best = tuned.times_us.get(""), tuned.times_us[tuned.best]

@@ -12,9 +12,7 @@ from diglot.backends.plans import Plan
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .layout import Layout, layout_of, strided_arguments
-from .plan import ACCESS_BYTES, NOTHING, Launch, Operand
-
-PDL_ARCHITECTURE = 90  # from which on GPUs have programmatic dependent launch
+from .plan import ACCESS_BYTES, NOTHING, PDL_ARCHITECTURE, Launch, Operand
 
 
 def common_head(operands: list[Operand]) -> int:

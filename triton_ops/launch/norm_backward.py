@@ -15,7 +15,17 @@ from diglot.triton_ops.lib.norm.backward_resident import norm_backward_resident
 from diglot.triton_ops.lib.norm.backward_streaming import norm_backward_streaming
 from diglot.triton_ops.lib.norm.group_sums import sum_groups
 
-from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Device, Launch, Operand, Part, Scalar
+from .plan import (
+    ACCESS_BYTES,
+    ALL_PHASES,
+    NOTHING,
+    PDL_ARCHITECTURE,
+    Device,
+    Launch,
+    Operand,
+    Part,
+    Scalar,
+)
 from .row_splits import pieces_of, planned_device, power_of_2, registers
 from .rows import (
     ROW_RANK,
@@ -296,7 +306,7 @@ def plan_norm_backward(
     if fields and not is_result:
         sums = Part(statistics.dtype, fields * room * n).after(mailboxes)
     # The launch that adds up the sums starts while the last one before it runs.
-    uses_pdl = sums is not None and device.architecture >= 90
+    uses_pdl = sums is not None and device.architecture >= PDL_ARCHITECTURE
     uses_pdl = uses_pdl and tuned("norm_backward.triton.pdl", n) > 0
     launches: list[Launch] = []
     for number, (slice, start) in enumerate(slices):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .descriptors import Descriptor
 
 ACCESS_BYTES = 16
+PDL_ARCHITECTURE = 90  # from which on GPUs have programmatic dependent launch
 # Kernels' constants that only decide when data are loaded, or when a kernel starts.
 UNORDERED = ("EARLY", "STAGES", "PDL")
 SCRATCH_BYTES = 256  # a part of scratch starts at a multiple of this
