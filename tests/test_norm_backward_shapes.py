@@ -339,3 +339,13 @@ def test_groups_of_few_rows(backend):
     with use_tunables(few):
         assert [groups_of(rows) for rows in (1, 7, 8, 9, 32, 33, 40)] == [1, 7, 8, 8, 8, 9, 10]
     assert groups_of(10**6) == {"cuda": 132, "triton": 528}[backend]
+
+
+def test_a_row_that_one_program_holds_is_not_read_twice():
+    """A stored plan may say that no program has rows alone, at a length that programs share."""
+    x = torch.empty(512, 3072, device="meta")
+    with use_tunables({"norm_backward.triton.longest_alone": 0}):
+        assert planned("layer_norm", x, "triton").variant.startswith("rows in registers")
+    never = {f"norm_backward.triton.longest_{way}": 0 for way in ("alone", "shared")}
+    with use_tunables(never):
+        assert planned("layer_norm", x, "triton").variant.startswith("a row read twice")

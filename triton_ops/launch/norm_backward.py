@@ -212,16 +212,8 @@ def share_out(
     inner = n if peeled == 1 else max(n // peeled - 2, 1) * peeled
     # Edges and both sums leave a longer row no registers.
     held = n if fields == 2 else inner
-    if held <= tuned("norm_backward.triton.longest_alone", size):
-        alone = ResidentRows(**tuned("norm_backward.triton.alone", size, held))
-        is_narrow = is_single and n <= tuned("norm_backward.triton.narrow_elements")
-        block, pieces = pieces_of(inner, alone.together * (32 if is_narrow else access))
-        row = power_of_2(block * pieces) if is_narrow else block
-        side, most = max(1, alone.warps * access // row), alone.registers or None
-        groups = min(room, alone.groups)
-        groups = groups // peeled * peeled or groups
-        return Way("rows in registers", groups, block, pieces, alone, 1, side, 0, most)
-    if n <= tuned("norm_backward.triton.longest_shared") and is_one:
+    is_alone = held <= tuned("norm_backward.triton.longest_alone", size)
+    if not is_alone and n <= tuned("norm_backward.triton.longest_shared") and is_one:
         shared = SplitRows(**tuned("norm_backward.triton.shared", size, n))
         line = 8 * ACCESS_BYTES // size  # as `part_of_row` has it
         part = -(-reach // (-(-reach // shared.held) * line)) * line
@@ -236,6 +228,16 @@ def share_out(
             return Way(
                 name, groups, block, pieces, shared, splits, shared.side, shared.late, most
             )  # fmt: skip
+        is_alone = splits == 1  # a row that one program would hold is not read twice
+    if is_alone:
+        alone = ResidentRows(**tuned("norm_backward.triton.alone", size, held))
+        is_narrow = is_single and n <= tuned("norm_backward.triton.narrow_elements")
+        block, pieces = pieces_of(inner, alone.together * (32 if is_narrow else access))
+        row = power_of_2(block * pieces) if is_narrow else block
+        side, most = max(1, alone.warps * access // row), alone.registers or None
+        groups = min(room, alone.groups)
+        groups = groups // peeled * peeled or groups
+        return Way("rows in registers", groups, block, pieces, alone, 1, side, 0, most)
     warps = tuned("norm_backward.triton.tile_warps")
     # An access of each thread at least.
     block = max(tuned("norm_backward.triton.tile_elements", size), warps * access)
