@@ -274,19 +274,26 @@ DIGLOT_DEVICE void copy_async(uint4* shared, const void* global,
 #endif
 }
 
-// The same for the first `bytes`, 0 to 16, and zeros behind them.
-DIGLOT_DEVICE void copy_async_part(uint4* shared, const void* global, int bytes,
+// The same for the first `bytes` of kBytes, 4, 8 or 16, and zeros behind them.
+template <int kBytes = kAccessBytes>
+DIGLOT_DEVICE void copy_async_part(void* shared, const void* global, int bytes,
                                    [[maybe_unused]] Place place = Place::here()) {
 #if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-                 "l"(__cvta_generic_to_global(global)), "r"(bytes)
-               : "memory");
-#else
-  for (int i = bytes; i < static_cast<int>(sizeof(*shared)); ++i) {
-    reinterpret_cast<char*>(shared)[i] = 0;
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  const auto from = __cvta_generic_to_global(global);
+  if constexpr (kBytes == kAccessBytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(to), "l"(from), "n"(kBytes), "r"(bytes)
+                 : "memory");
   }
+#else
+  for (int i = bytes; i < kBytes; ++i) reinterpret_cast<char*>(shared)[i] = 0;
   if (bytes == 0) return;
 #if defined(DIGLOT_INTERPRETER)
   interpreter::copy_async(shared, global, static_cast<std::size_t>(bytes), place);

@@ -40,48 +40,56 @@ class NormPart : public NormUnits<Shape, T> {
     return Row::load(arrays_, rows_.offsets(row).array[kStatistics]);
   }
 
-  // Stages the thread's weights in shared memory; absent elements become zeros. Calls meanwhile()
-  // while the loads are in flight, in one place for weights of all types.
-  template <typename Function>
-  DIGLOT_DEVICE void load_weights(Function meanwhile) const {
-    Vector<Compute, kUnit> loaded[kUnits];  // or of narrower weights, in its first bytes
+  // Begins to copy the thread's weights to shared memory, in their own type. Absent elements become
+  // zeros.
+  DIGLOT_DEVICE void load_weights_async() const {
     arrays_.with_weights([&](const auto* weights) {
       using Weight = std::decay_t<decltype(*weights)>;
+      constexpr int kBytes = std::min<int>(kUnit * sizeof(Weight), kAccessBytes);
+      constexpr int kAtOnce = kBytes / static_cast<int>(sizeof(Weight));
       const bool is_aligned =
-          Shape::kIsWide && weights != nullptr && elements_to_alignment(weights) == 0;
-      DIGLOT_UNROLL
-      for (int u = 0; u < kUnits; ++u) {
-        Vector<Weight, kUnit> unit = {};
-        if (is_aligned) {
-          if (exists(u)) load_parts(unit, weights + column_ + element(u));
-        } else {
+          weights != nullptr && reinterpret_cast<uintptr_t>(weights) % kBytes == 0;
+      if (is_aligned) {
+        const Weight* const from = as_it_is(weights + column_);
+        DIGLOT_UNROLL
+        for (int u = 0; u < kUnits; ++u) {
           DIGLOT_UNROLL
-          for (int i = 0; i < kUnit; ++i) {
-            if (!exists(u, i)) continue;
-            unit[i] =
-                weights == nullptr ? convert<Weight>(Compute(1)) : weights[column_ + element(u, i)];
+          for (int first = 0; first < kUnit; first += kAtOnce) {
+            const int rest = count_ - element(u, first);
+            const int found = rest < 0 ? 0 : rest < kAtOnce ? rest : kAtOnce;
+            copy_async_part<kBytes>(weight_part(u, first / kAtOnce), from + element(u, first),
+                                    found * static_cast<int>(sizeof(Weight)));
           }
         }
-        memcpy(&loaded[u], &unit, sizeof(unit));
+        return;
       }
-    });
-    meanwhile();
-    arrays_.with_weights([&](const auto* weights) {
-      using Weight = std::decay_t<decltype(*weights)>;
-      DIGLOT_UNROLL
+      // Rare, so the code is short.
+      DIGLOT_NO_UNROLL
       for (int u = 0; u < kUnits; ++u) {
-        Vector<Weight, kUnit> unit;
-        memcpy(&unit, &loaded[u], sizeof(unit));
         DIGLOT_UNROLL
-        for (int part = 0; part < kWeightParts; ++part) {
-          WeightPart computed;
-          DIGLOT_UNROLL
-          for (int i = 0; i < kSummed; ++i)
-            computed[i] = convert<Compute>(unit[part * kSummed + i]);
-          store_anywhere(weight_part(u, part), computed);
+        for (int i = 0; i < kUnit; ++i) {
+          auto* const to = reinterpret_cast<Weight*>(weight_part(u, i / kAtOnce)) + i % kAtOnce;
+          *to = weights != nullptr && exists(u, i) ? weights[column_ + element(u, i)]
+                                                   : convert<Weight>(Compute(weights == nullptr));
         }
       }
     });
+  }
+
+  // Converts the thread's weights to the type of the computation, once they have arrived.
+  DIGLOT_DEVICE void convert_weights() const {
+    if (sizeof(T) == sizeof(Compute) || arrays_.is_weight_wide) return;
+    DIGLOT_UNROLL
+    for (int u = 0; u < kUnits; ++u) {
+      const auto unit = computed(*reinterpret_cast<const Bits*>(weight_part(u, 0)));
+      DIGLOT_UNROLL
+      for (int part = 0; part < kWeightParts; ++part) {
+        WeightPart parts;
+        DIGLOT_UNROLL
+        for (int i = 0; i < kSummed; ++i) parts[i] = unit[part * kSummed + i];
+        store_anywhere(weight_part(u, part), parts);
+      }
+    }
   }
 
   // Returns the sums over the thread's part of a row. Adds the row to the sums of the thread's
@@ -121,7 +129,7 @@ class NormPart : public NormUnits<Shape, T> {
     // The row's elements in this warp, from the thread's first on.
     const int most = side() * kColumns - lane() * kUnit;
     const int columns = !is_row ? 0 : count_ < most ? count_ : most;
-    Bits before{};
+    Bits before{}, last{};
     DIGLOT_UNROLL
     for (int u = 0; u < kUnits; ++u) {
       const Bits input = kHolds ? inputs_[u] : read(inputs, u);
@@ -141,12 +149,13 @@ class NormPart : public NormUnits<Shape, T> {
       if constexpr (kIsPair) {
         Bits bits;
         memcpy(&bits, &result, sizeof(bits));
-        store_pair(output, columns, u, bits, before);
+        store_pair(output, columns, u, bits, before, last);
         before = bits;
       } else {
         if (exists(u)) store_vector(output + element(u), result);
       }
     }
+    if constexpr (kIsPair) this->store_last(output, columns, last);
   }
 
   // Stores the group's sums, of all its teams. Overwrites weights and stages. The teams take the
@@ -232,17 +241,6 @@ class NormPart : public NormUnits<Shape, T> {
   static constexpr int kSummed = std::min<int>(kUnit, kAccessBytes / sizeof(Compute));
   using WeightPart = Vector<Compute, kSummed>;
   static constexpr int kWeightParts = kUnit / kSummed;
-
-  // Loads all elements of a vector by accesses of 16 bytes.
-  template <typename U>
-  DIGLOT_DEVICE static void load_parts(Vector<U, kUnit>& to, const U* from) {
-    constexpr int kAtOnce = kAccessBytes / static_cast<int>(sizeof(U));
-    DIGLOT_UNROLL
-    for (int first = 0; first < kUnit; first += kAtOnce) {
-      const uint4 bits = *reinterpret_cast<const uint4*>(from + first);
-      memcpy(&to[first], &bits, sizeof(bits));
-    }
-  }
 
   DIGLOT_DEVICE Compute* weight_part(int u, int part) const {
     return reinterpret_cast<Compute*>(weights_ + (u * kWeightParts + part) * kWarpLanes);

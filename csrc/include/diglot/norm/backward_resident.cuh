@@ -21,19 +21,20 @@ DIGLOT_DEVICE void norm_backward_resident(const NormRowsOf<Shape>& rows,
   const int step = part.step();
   const int64_t first = part.first_row();
   int64_t row = first + part.team_number() * int64_t{rows.groups};
-  typename Part::Row next;
-  // Weights and statistics come first. Later they would wait behind the copies.
-  part.load_weights([&] {
-    next = part.statistics(row);
-    for (int stage = 0; stage < rows.stages; ++stage) {
-      part.load_async(row + stage * step, stage);
-      part.load_addends_async(row + stage * step, stage);
-      group_copies();
-    }
-  });
+  // Weights and statistics come first. Later they would wait behind the rows.
+  auto next = part.statistics(row);
+  part.load_weights_async();
+  group_copies();
+  for (int stage = 0; stage < rows.stages; ++stage) {
+    part.load_async(row + stage * step, stage);
+    part.load_addends_async(row + stage * step, stage);
+    group_copies();
+  }
   part.clear();
   TeamSum<RowSums> team_sum(rows, arrays.barrier, arrays.mail);
   launch_dependents();
+  wait_for_copies_before(rows.stages);
+  part.convert_weights();
 
   int stage = 0;
   DIGLOT_NO_UNROLL

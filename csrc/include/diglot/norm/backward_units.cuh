@@ -130,27 +130,31 @@ class NormUnits : public NormColumns<Shape, T> {
       const int lowest = first_row > line ? static_cast<int>(first_row - line) : 0;
       const int most_bytes = end_access * kAccessBytes;
       const int highest = behind - line < most_bytes ? static_cast<int>(behind - line) : most_bytes;
-      const auto is_inside = [&](int begin) {
-        return begin >= lowest && begin + kAccessBytes <= highest;
-      };
       const auto copy = [&](int number) {
-        const int begin = number * kAccessBytes;
-        if (number >= end_access || !is_inside(begin)) return;
-        const int left = end - begin < kAccessBytes ? end - begin : kAccessBytes;
-        copy_async_part(to + number, line + begin, left < 0 ? 0 : left);
+        const int begin = number * kAccessBytes, left = end - begin;
+        if (number >= end_access) return;
+        copy_async_part(to + number, line + begin,
+                        left < 0              ? 0
+                        : left < kAccessBytes ? left
+                                              : kAccessBytes);
       };
-      if constexpr (Shape::kHasLanes) {
-        DIGLOT_NO_UNROLL
-        for (int number = first_access + lane; number < end_access; number += side) copy(number);
-      } else {
-        DIGLOT_UNROLL
-        for (int a = 0; a <= Shape::kAccesses; ++a) copy(first_access + a * kWarpLanes + lane);
+      if (lowest <= first_access * kAccessBytes && highest == most_bytes) {
+        if constexpr (Shape::kHasLanes) {
+          DIGLOT_NO_UNROLL
+          for (int number = first_access + lane; number < end_access; number += side) copy(number);
+        } else {
+          DIGLOT_UNROLL
+          for (int a = 0; a <= Shape::kAccesses; ++a) copy(first_access + a * kWarpLanes + lane);
+        }
+        return;
       }
-      if (lowest <= first_access * kAccessBytes && highest == most_bytes) return;
       DIGLOT_NO_UNROLL
       for (int number = first_access + lane; number < end_access; number += side) {
         const int begin = number * kAccessBytes, next = begin + kAccessBytes;
-        if (is_inside(begin)) continue;
+        if (begin >= lowest && next <= highest) {
+          copy(number);
+          continue;
+        }
         DIGLOT_NO_UNROLL
         for (int i = begin; i < next; i += sizeof(T)) {
           T element{};
@@ -193,25 +197,30 @@ class NormUnits : public NormColumns<Shape, T> {
 
   // Stores elements of 2 bytes by words, wherever the row starts. The words of a row that starts
   // within one have an element of the unit before, which is the previous lane's. `before`: the
-  // thread's own previous unit. All lanes of a warp call it.
-  DIGLOT_DEVICE void store_pair(T* output, int columns, int u, Bits bits, Bits before) const {
-    const int lane = this->lane(), side = this->side();
-    // Elements of the row's first word that precede the row, and of a unit's word that precede it.
-    const int within =
-        static_cast<int>(reinterpret_cast<uintptr_t>(output) % kUnitBytes / sizeof(T));
+  // thread's own previous unit. All lanes of a warp call it. `last`: the unit whose word the row's
+  // last element begins, for store_last.
+  DIGLOT_DEVICE void store_pair(T* output, int columns, int u, Bits bits, Bits before,
+                                Bits& last) const {
+    const int lane = this->lane(), side = this->side(), within = within_word(output);
     const uint32_t previous =
         __shfl_sync(kAllLanes, lane == side - 1 ? before : bits, lane - 1, side);
     const uint32_t word = within == 0 ? bits : word_between(previous, bits, 16);
-    const auto store_one = [&](int i) {
-      reinterpret_cast<uint16_t*>(output)[element(u, i)] = static_cast<uint16_t>(bits >> 16 * i);
-    };
     const bool is_first = u == 0 && lane == 0 && within == 1;
-    if (is_first && columns > 0) store_one(0);
+    if (is_first && columns > 0) *reinterpret_cast<uint16_t*>(output) = static_cast<uint16_t>(bits);
     if (!is_first && element(u) < columns - 1 + within) {
       *reinterpret_cast<uint32_t*>(output + element(u) - within) = word;
     }
-    // The last element, if it is the first of its word.
-    if (element(u) == columns - 1 - within) store_one(within);
+    if (element(u) == columns - 1 - within) last = bits;
+  }
+  // Stores the row's last element if it is the first of its word, once the pairs are stored.
+  DIGLOT_DEVICE void store_last(T* output, int columns, Bits last) const {
+    const int within = within_word(output), distance = columns - 1 - within;
+    if (distance < 0 || distance % element(1) != 0) return;
+    reinterpret_cast<uint16_t*>(output)[columns - 1] = static_cast<uint16_t>(last >> 16 * within);
+  }
+  // Elements of the row's first word that precede the row, and of a unit's word that precede it.
+  DIGLOT_DEVICE static int within_word(const T* output) {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(output) % kUnitBytes / sizeof(T));
   }
 
   // The elements of a unit, in the type of the computation.
