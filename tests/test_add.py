@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from apart import run_apart
 from backends import (
     BACKENDS,
     DEVICE,
@@ -109,6 +110,48 @@ def test_type_promotion(backend, first, second):
     assert_same(diglot.add(y, x[:, :1], backend=backend), torch.add(y, x[:, :1]))
     scalar = draw((), second)
     assert_same(diglot.add(x, scalar, backend=backend), torch.add(x, scalar))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_integers_become_float32_before_bfloat16(backend, dtype):
+    """As in PyTorch. The first rounding gives the middle of two bfloat16 numbers, so the second one
+    goes to the even number, though the integer is nearer to the other.
+    """
+    near = [2**24 + 2**16 + 1, 2**25 + 3 * 2**17 - 1, 2**30 + 2**22 + 1]
+    y = torch.tensor(near, dtype=dtype, device=DEVICE)
+    x = torch.zeros(3, dtype=torch.bfloat16, device=DEVICE)
+    even = torch.tensor([2**24, 2**25 + 2**19, 2**30], dtype=torch.bfloat16, device=DEVICE)
+    for values, expected in ((y, even), (-y, -even)):
+        assert_same(torch.add(x, values), expected)
+        assert_same(diglot.add(x, values, backend=backend), expected)
+        assert_same(diglot.add(values, x, backend=backend), expected)
+
+
+COMPILED = """
+import torch
+from diglot.backends.plans import Device, plan_runs
+from diglot.backends.runs import plan
+from diglot.tools.resources import compile_stages
+
+x = torch.empty(64, 64, dtype=torch.bfloat16)
+for dtype in (torch.int32, torch.int64):
+    y = torch.empty(64, 64, dtype=dtype)
+    with plan_runs(Device(90, 132, 233_472, True)):
+        made = plan("triton", "add", "add_forward", x, y, 1, x)
+    code = compile_stages(made.launches[0].specialization, "sm_90").stages["ptx"].decode()
+    size = 8 * dtype.itemsize
+    print(code.count(f"cvt.rn.f32.s{size}"), code.count(f"cvt.rn.bf16.s{size}"))
+"""
+
+
+@pytest.mark.ahead_of_time
+def test_triton_rounds_integers_twice():
+    """Its compiler would join the roundings of an integer to float32 and to bfloat16."""
+    done = run_apart(COMPILED)
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert len(counts) == 2 and all(both > 0 and direct == 0 for both, direct in counts)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

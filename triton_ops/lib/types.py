@@ -68,12 +68,23 @@ else:
         """value rounded to dtype, to nearest even; 8-bit floats saturate.
 
         8-bit floats become float16 first: Triton's own conversion of e5m2 to bfloat16 makes numbers
-        of infinities and NaN.
+        of infinities and NaN. Integers become float32 on their way to bfloat16, as in PyTorch and
+        in CUDA C++. Triton would join the two roundings into one if it saw both.
         """
         if value.dtype == dtype:
             result = value
         elif value.dtype.is_fp8():
             result = value.to(tl.float16).to(dtype)
+        elif value.dtype.is_int() and dtype == tl.bfloat16:
+            wide = tl.inline_asm_elementwise(
+                "mov.b32 $0, $1;",
+                "=r,r",
+                [value.to(tl.float32)],
+                dtype=tl.float32,
+                is_pure=True,
+                pack=1,
+            )
+            result = wide.to(dtype)
         else:
             result = value.to(dtype)
         return result
