@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from backends import (
     KERNELS,
     SLOW_BACKENDS,
     examples,
+    needs_extension,
     slow_interpreted,
     steps,
 )
@@ -29,6 +31,8 @@ from diglot.backends.runs import plan, run
 from diglot.backends.tunables import use_tunables
 from diglot.reference.dropout import dropout_mask, threshold_and_scale
 from diglot.reference.philox import random_bits
+from diglot.tools import cuda_library
+from diglot.tools.machine_code import demangle, dump, read_listing
 
 SEEDS = st.integers(-(2**63), 2**64 - 1)
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -153,12 +157,13 @@ def test_every_element_is_written_and_no_other(backend, dtype):
 def test_large_arrays(backend, dtype):
     """Where a thread makes several accesses."""
     vectors = 8 * 132 * 128 if DEVICE == "cuda" else 3000
+    elements = 8 if dtype == torch.float32 else 16  # of a thread
     n = vectors * 16 // dtype.itemsize + 519
     x = torch.randn(n, device=DEVICE).to(dtype)
     limits = {"small_vectors": vectors, "tiny_elements": TINY}
     with diglot.use_plans({f"elementwise.cuda.{name}": limit for name, limit in limits.items()}):
         assert_bits(diglot.dropout(x, 0.2, seed=1, backend=backend), expected(x, 0.2, 1))
-    assert diglot.last_run().variant == "flat, 16 elements per thread"
+    assert diglot.last_run().variant == f"flat, {elements} elements per thread"
 
 
 ROWS = {
@@ -597,3 +602,28 @@ def test_triton_waits_before_it_reads():
     places = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     assert [wait for wait, _ in places[:2]] == [-1, -1]
     assert len(places) == 4 and all(0 < wait < load for wait, load in places[2:])
+
+
+FLAT = re.compile(r".*elementwise_flat<.*Dropout<(?!double).*FlatShape<(\d), [48]>")
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+@needs_extension
+def test_cuda_loads_before_it_waits_for_the_seed():
+    """A thread issues its loads before it computes anything with the seed, so it waits for memory
+    once. R2UR moves the seed to registers that all threads share.
+    """
+    architecture = cuda_library.code_that_runs("sm_90")
+    if architecture != "sm_90a":
+        pytest.skip("the extension has no code for sm_90a")
+    loads = {}
+    for entry in cuda_library.library_usage()[architecture]:
+        if found := FLAT.match(demangle(entry.symbol)):
+            loads[entry.symbol] = int(found[1])
+    assert sorted(loads.values()) == [1, 1, 1, 2, 2, 2]
+    library = str(cuda_library.library_path())
+    text = dump("-sass", "-arch", architecture, "-fun", ",".join(loads), library)
+    for symbol, listing in read_listing(text).items():
+        end = listing.index("R2UR") if "R2UR" in listing else listing.index("STG.E.128")
+        assert listing[:end].count("LDG.E.128") == loads[symbol], demangle(symbol)

@@ -33,10 +33,15 @@ struct SeededDropout {
 //
 // Ten rounds take many instructions, so other warps must run while one waits. Registers are limited
 // for that. With fewer blocks per SM, the compiler would delay loads until late in the arithmetic.
+// Of float32 a thread takes two accesses at most, and all threads of an SM are resident.
 template <typename T>
 struct Dropout {
+  static constexpr int kFlatElements = sizeof(T) == 4 ? 8 : kElementsPerThread;
+  static constexpr int kSmallDivisor = sizeof(T) == 8 ? 1 : 4;
   template <int kAccesses>
-  static constexpr int kFlatBlocks = sizeof(T) == 2 ? 12 : 10;
+  static constexpr int kFlatBlocks = sizeof(T) == 2                     ? 12
+                                     : sizeof(T) == 4 && kAccesses == 2 ? 2048 / kElementwiseThreads
+                                                                        : 10;
   const uint64_t* seed;
   uint64_t offset;
   uint32_t threshold;

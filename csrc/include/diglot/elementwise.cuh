@@ -34,6 +34,25 @@ DIGLOT_DEVICE void number_inputs(Function function, std::integer_sequence<int, k
 template <typename Function, typename... Accesses>
 constexpr bool kTakesIndex = std::is_invocable_v<const Function&, int64_t, const Accesses&...>;
 
+// The function that a kernel applies: the functor's prepare(), which reads parameters from memory
+// once per thread, or else the functor itself. A small kernel may just have written the parameters,
+// so the launch overlaps that kernel's end, and waits for it before it reads anything. A thread
+// prepares only after it has issued its loads, so that their latencies overlap.
+template <typename Functor, typename = void>
+struct Prepared {
+  static constexpr bool kWaits = false;
+  using type = Functor;
+  DIGLOT_DEVICE static void wait() {}
+  DIGLOT_DEVICE static const Functor& make(const Functor& functor) { return functor; }
+};
+template <typename Functor>
+struct Prepared<Functor, std::void_t<decltype(std::declval<const Functor&>().prepare())>> {
+  static constexpr bool kWaits = true;
+  using type = decltype(std::declval<const Functor&>().prepare());
+  DIGLOT_DEVICE static void wait() { grid_dependency_wait(); }
+  DIGLOT_DEVICE static type make(const Functor& functor) { return functor.prepare(); }
+};
+
 // Applies a function to an access of each input. A function without an index takes the elements one
 // by one: function(elements...).
 template <typename T, int kElements, typename Function, typename... Accesses>
@@ -91,9 +110,10 @@ DIGLOT_DEVICE void hold_first([[maybe_unused]] int64_t n,
 // The first `head` elements bring every array to a multiple of an access's size; the launcher makes
 // sure that one head serves all arrays. The first block takes head and tail element by element, at
 // most two scalar accesses for each of its threads.
-template <typename Shape, typename T, typename Function, typename... Inputs>
-DIGLOT_DEVICE void map_flat(int64_t n, int head, Function function, T* output,
+template <typename Shape, typename T, typename Functor, typename... Inputs>
+DIGLOT_DEVICE void map_flat(int64_t n, int head, Functor functor, T* output,
                             const Inputs*... inputs) {
+  using Function = typename Prepared<Functor>::type;
   constexpr int kAccesses = Shape::kAccesses;
   constexpr int kElements = Shape::kElements;
   constexpr int kBlockVectors = kElementwiseThreads * kAccesses;
@@ -118,6 +138,7 @@ DIGLOT_DEVICE void map_flat(int64_t n, int head, Function function, T* output,
     const auto store = [&](auto... loaded) {
       if constexpr (kTakesIndex<Function, decltype(loaded.values[0])...>) keep_loads_first();
       if constexpr (kHoldsLoads<Function> && kAccesses > 1) (hold_first(n, loaded.values), ...);
+      const auto& function = Prepared<Functor>::make(functor);
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) {
         const int64_t index = head + (first + a * kElementwiseThreads) * kElements;
@@ -127,6 +148,7 @@ DIGLOT_DEVICE void map_flat(int64_t n, int head, Function function, T* output,
     };
     store(load(inputs)...);
   } else {
+    const auto& function = Prepared<Functor>::make(functor);
     for (int64_t vector = first; vector < vectors; vector += kElementwiseThreads) {
       const int64_t index = head + vector * kElements;
       store_vector(
@@ -137,6 +159,7 @@ DIGLOT_DEVICE void map_flat(int64_t n, int head, Function function, T* output,
 
   if (kElements > 1 && blockIdx.x == 0) {
     const int64_t tail = head + vectors * kElements;
+    const auto& function = Prepared<Functor>::make(functor);
     const auto map_one = [&](int64_t i) {
       store_vector(output + i, map_access<T, 1>(function, i, load_vector<T, 1>(inputs + i)...));
     };
@@ -150,10 +173,11 @@ DIGLOT_DEVICE void map_flat(int64_t n, int head, Function function, T* output,
 // The same over strided arrays: `n` and `strides` count accesses. An access computes its offsets
 // once for all of its elements. An array whose fastest stride is 0 has one element per access. For
 // a function with an index, the last array of `strides` has the row-major indices.
-template <typename Shape, typename T, int kArrays, typename Index, typename Function,
+template <typename Shape, typename T, int kArrays, typename Index, typename Functor,
           typename... Inputs>
-DIGLOT_DEVICE void map_strided(int64_t n, const Strides<kArrays, Index>& strides, Function function,
+DIGLOT_DEVICE void map_strided(int64_t n, const Strides<kArrays, Index>& strides, Functor functor,
                                T* output, const Inputs*... inputs) {
+  using Function = typename Prepared<Functor>::type;
   constexpr int kAccesses = Shape::kAccesses;
   constexpr int kElements = Shape::kElements;
   constexpr bool kIsIndexed = kTakesIndex<Function, Vector<Inputs, kElements>...>;
@@ -190,6 +214,7 @@ DIGLOT_DEVICE void map_strided(int64_t n, const Strides<kArrays, Index>& strides
   };
   const auto store = [&](const auto&... loaded) {
     if constexpr (kIsIndexed) keep_loads_first();
+    const auto& function = Prepared<Functor>::make(functor);
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
       const int64_t index = kIsIndexed ? offsets[a].array[kArrays - 1] : 0;
@@ -200,25 +225,6 @@ DIGLOT_DEVICE void map_strided(int64_t n, const Strides<kArrays, Index>& strides
   number_inputs([&](auto... numbers) { store(load(decltype(numbers)::value, inputs)...); },
                 std::make_integer_sequence<int, sizeof...(Inputs)>{});
 }
-
-// The function that a kernel applies: the functor's prepare(), which reads parameters from memory
-// once per thread, or else the functor itself. A small kernel may just have written the parameters,
-// so the launch overlaps that kernel's end, and waits for it before it reads anything.
-template <typename Functor, typename = void>
-struct Prepared {
-  static constexpr bool kWaits = false;
-  using type = Functor;
-  DIGLOT_DEVICE static const Functor& make(const Functor& functor) { return functor; }
-};
-template <typename Functor>
-struct Prepared<Functor, std::void_t<decltype(std::declval<const Functor&>().prepare())>> {
-  static constexpr bool kWaits = true;
-  using type = decltype(std::declval<const Functor&>().prepare());
-  DIGLOT_DEVICE static type make(const Functor& functor) {
-    grid_dependency_wait();
-    return functor.prepare();
-  }
-};
 
 // The minimum of resident blocks per SM (__launch_bounds__), which limits registers. With 0 the
 // compiler decides; a functor sets kFlatBlocks<accesses of a thread> or kStridedBlocks where
@@ -239,14 +245,16 @@ constexpr int kStridedBlocks<Functor, std::void_t<decltype(Functor::kStridedBloc
 template <typename Functor, typename Shape, typename T, typename... Inputs>
 __global__ void __launch_bounds__(kElementwiseThreads, kFlatBlocks<Functor, Shape::kAccesses>)
     elementwise_flat(int64_t n, int head, const Inputs*... inputs, Functor functor, T* output) {
-  map_flat<Shape>(n, head, Prepared<Functor>::make(functor), output, inputs...);
+  Prepared<Functor>::wait();
+  map_flat<Shape>(n, head, functor, output, inputs...);
 }
 
 template <typename Functor, typename Shape, typename Strides, typename T, typename... Inputs>
 __global__ void __launch_bounds__(kElementwiseThreads, kStridedBlocks<Functor>)
     elementwise_strided(int64_t n, Strides strides, const Inputs*... inputs, Functor functor,
                         T* output) {
-  map_strided<Shape>(n, strides, Prepared<Functor>::make(functor), output, inputs...);
+  Prepared<Functor>::wait();
+  map_strided<Shape>(n, strides, functor, output, inputs...);
 }
 
 // Calls function(offsets) for every element index below n, with the offsets of the element in each

@@ -19,6 +19,14 @@ template <typename Functor>
 constexpr int kFlatElements<Functor, std::void_t<decltype(Functor::kFlatElements)>> =
     Functor::kFlatElements;
 
+// Divides the size up to which arrays are small. Where every thread first waits for parameters in
+// memory, fewer threads are worth more: a functor sets kSmallDivisor.
+template <typename Functor, typename = void>
+constexpr int kSmallDivisor = 1;
+template <typename Functor>
+constexpr int kSmallDivisor<Functor, std::void_t<decltype(Functor::kSmallDivisor)>> =
+    Functor::kSmallDivisor;
+
 template <typename T>
 constexpr int kVectorElements = kAccessBytes / static_cast<int>(sizeof(T));
 template <typename T>
@@ -44,7 +52,7 @@ struct Walk {
   Layout<kArrays> layout;  // of accesses in a strided walk
 
   Walk(Planner& planner, const Operand* const (&operands)[kArrays], int element_bytes,
-       const char* large)
+       int small_divisor, const char* large)
       : layout(operands) {
     const int64_t n = layout.numel;
     if (n == 0) return;
@@ -59,7 +67,7 @@ struct Walk {
     if (is_flat && n <= planner.tuned(Tunable::kElementwiseTinyElements)) {
       form = Form::kTiny, head = 0, variant = "flat, 1 element per thread";
     } else if (head >= 0) {
-      const int64_t few = planner.tuned(Tunable::kElementwiseSmallVectors);
+      const int64_t few = planner.tuned(Tunable::kElementwiseSmallVectors) / small_divisor;
       const bool is_small = (n - head) / elements < few;
       form = is_small ? Form::kSmall : Form::kLarge;
       variant = is_small ? "flat, 1 access per thread" : large;
@@ -130,7 +138,7 @@ void elementwise_launch(Planner& planner, const Operand* const (&operands)[kArra
   constexpr int kLarge = kFlatElements<Functor>;
   static_assert(kLarge == 8 || kLarge == 16);
   const Walk<kArrays> walk(
-      planner, operands, static_cast<int>(sizeof(T)),
+      planner, operands, static_cast<int>(sizeof(T)), kSmallDivisor<Functor>,
       kLarge == 8 ? "flat, 8 elements per thread" : "flat, 16 elements per thread");
   const int64_t n = walk.layout.numel;
   const auto run_flat = [&](auto shape) {
