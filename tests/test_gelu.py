@@ -24,6 +24,8 @@ from backends import (
 )
 
 import diglot
+from diglot.backends.plans import Device, plan_runs
+from diglot.backends.runs import plan
 from diglot.reference.gelu import (
     gelu_derivative_oracle,
     gelu_oracle,
@@ -298,3 +300,19 @@ def test_cuda_loads_before_it_computes():
     for symbol, listing in read_listing(text).items():
         before = listing[: listing.index("FFMA")]
         assert before.count("LDG.E.128") == loads[symbol], demangle(symbol)
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_triton_limits_registers_where_none_spills(architecture):
+    """Those of the tanh form's derivative. tests/test_recording.py looks for spills."""
+    small, large = 1 << 19, 1 << 22
+    expected = {(torch.float32, small): 40, (torch.float32, large): 40}
+    expected |= {(torch.bfloat16, small): 40, (torch.bfloat16, large): 56}
+    expected |= {(torch.float64, large): None, (torch.float32, 1 << 12): None}
+    with plan_runs(Device(architecture, 132, 233_472, architecture >= 90)):
+        for (dtype, n), registers in expected.items():
+            x = torch.empty(n, dtype=dtype, device=DEVICE)
+            limits = {"tanh": registers if architecture >= 90 else None, "none": None}
+            for form, limit in limits.items():
+                made = plan("triton", "gelu", "gelu_backward", x, x, form, x)
+                assert [launch.max_registers for launch in made.launches] == [limit]

@@ -12,6 +12,11 @@ from diglot.triton_ops.lib.gelu import gelu, gelu_gradient, precision_of
 from diglot.triton_ops.lib.types import compute_type, convert
 
 FORWARD_SMALL = 5  # multiplies the size up to which arrays are small
+# The most registers of a thread of the tanh form's derivative, by the bytes of an element and the
+# thread's accesses. Its arithmetic is long, so more resident threads hide more of it. In code for
+# GPUs before compute capability 9.0, such limits would spill.
+TANH_BACKWARD_REGISTERS = {2: {1: 40, 2: 56}, 4: {1: 40, 2: 40}}
+LIMITED_FROM = 90
 
 
 @triton.jit
@@ -42,6 +47,7 @@ def gelu_forward(input: Operand, approximate: str, out: Operand) -> Plan:
 @launcher
 def gelu_backward(grad_output: Operand, input: Operand, approximate: str, out: Operand) -> Plan:
     """out = grad_output * gelu'(input)."""
-    return plan_elementwise(
-        gelu_backward_flat, gelu_backward_strided, (grad_output, input, out), (approximate,)
-    )
+    kernels, operands = (gelu_backward_flat, gelu_backward_strided), (grad_output, input, out)
+    is_limited = approximate == "tanh" and out.device.architecture >= LIMITED_FROM
+    registers = TANH_BACKWARD_REGISTERS.get(out.element_size()) if is_limited else None
+    return plan_elementwise(*kernels, operands, (approximate,), registers=registers)

@@ -5,7 +5,7 @@ Twin of csrc/include/diglot/launch/elementwise.h.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from diglot.backends.plans import Plan
@@ -70,6 +70,7 @@ def plan_elementwise(
     indexed: bool = False,
     most: int | None = None,
     small: int = 1,
+    registers: Mapping[int, int] | None = None,
 ) -> Plan:
     """Plans a launch of `flat`, or launches of `strided`.
 
@@ -93,6 +94,8 @@ def plan_elementwise(
             None: as many as its accesses have.
         small: multiplies the size up to which arrays are small. Where the arithmetic is long, that
             of two accesses would end late.
+        registers: the most registers of a thread of the flat kernel, by its accesses to each array,
+            so that more threads are resident. Otherwise it has as many as the compiler likes.
     """
     arrays = [operand for operand in operands if operand is not None]
     out = arrays.pop()
@@ -119,6 +122,7 @@ def plan_elementwise(
         head = -1 if is_tiny else common_head([*arrays, out])
         is_aligned = head == 0 if indexed else head >= 0
         head = head if is_aligned else 0
+        accesses = block * out.element_size() // (warps * 32 * ACCESS_BYTES)
         launch = Launch(
             flat,
             (-(-(n - head) // block),),
@@ -127,6 +131,7 @@ def plan_elementwise(
             (*constants, is_aligned, block),
             warps,
             numbers,
+            max_registers=(registers or {}).get(accesses),
             uses_pdl=pdl,
         )
         return Plan(f"flat, blocks of {block}{', 16-byte accesses' * is_aligned}", (launch,), None)
