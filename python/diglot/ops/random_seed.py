@@ -5,6 +5,11 @@ CUDA graph draws again, compilers know that it is random, and checkpointing rest
 first. Reserving the generator's counters on the host would save this launch, but not during a
 capture or a trace: there the host does not know the generator's state. And a replay draws what an
 eager call would, which needs one way to draw.
+
+So a capture draws a seed for each call, too. If its first call drew a block of seeds for the next
+ones, replays would differ from eager calls. And a part that is computed again in the capture, from
+a state that `Generator.graphsafe_set_state` brought back, would take a later seed: another mask
+than before, and wrong gradients.
 """
 
 from __future__ import annotations
