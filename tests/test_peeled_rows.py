@@ -10,6 +10,8 @@ from backends import DEVICE, launched, needs_cuda
 from norms import OPS as NORMS
 from norms import is_centered
 
+from diglot.backends.tunables import use_tunables
+
 LAUNCHERS = [
     *(f"{op}_{way}" for op in ("softmax", "log_softmax") for way in ("forward", "backward")),
     *(f"{op}_forward" for op in NORMS),
@@ -23,7 +25,9 @@ LAYOUTS = [
     (33, 77, 79, 5),
     (6, 255, 255, 3),
     (3, 64, 67, 0),
+    (3, 513, 515, 1),
     (5, 1021, 1021, 1),
+    (3, 1024, 1027, 3),
     (3, 2049, 2050, 6),
     (2, 12_293, 12_293, 7),
     (2, 30_001, 30_011, 1),
@@ -88,6 +92,12 @@ def test_arrays_that_lie_alike(name, dtype):
         variant = check(name, layout, dtype)
         _, n, pitch, offset = layout
         if n % elements or pitch % elements or offset % elements:
+            is_short = dtype.itemsize == 2 and 512 < n <= 1024 and "softmax_b" not in name
+            if is_short:
+                assert variant == "rows in lanes", (layout, variant)
+                area = "norm_forward" if "norm" in name else "rows"
+                with use_tunables({f"{area}.cuda.skipped_shapes": 1}):
+                    variant = check(name, layout, dtype)
             assert variant.endswith(", peeled accesses"), (layout, variant)
 
 

@@ -165,6 +165,27 @@ DIGLOT_DEVICE void store_vector(T* address, const Vector<T>& value, bool exists)
 #endif
 }
 
+// Likewise an element of two bytes.
+template <typename T>
+DIGLOT_DEVICE void store_element(T* address, const T& value, bool exists) {
+  static_assert(sizeof(T) == 2);
+#if defined(__CUDA_ARCH__)
+  uint16_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  asm volatile(
+      "{\n\t"
+      ".reg .pred exists;\n\t"
+      "setp.ne.s32 exists, %2, 0;\n\t"
+      "@exists st.global.b16 [%0], %1;\n\t"
+      "}"
+      :
+      : "l"(__cvta_generic_to_global(address)), "h"(bits), "r"(static_cast<int>(exists))
+      : "memory");
+#else
+  if (exists) *address = value;
+#endif
+}
+
 // An access as 16 bytes in registers. Where the compiler knows 16-bit elements one by one, each
 // takes a register of its own; packed, it takes half.
 template <typename T, int kElements>

@@ -7,14 +7,14 @@
 
 namespace diglot {
 
-// Shapes for norms. Rows are the last dimension and contiguous, so there are no columns. A few rows
+// Shapes for norms. Rows are the last dimension and contiguous, so there are no columns. Few rows
 // take as long as one row: many threads share it, with little code. Otherwise more accesses per
 // thread spread a warp's fixed costs, and fewer leave room for more warps. The shapes were measured
 // on an H200 (bench/layer_norm.py).
 template <typename T, int kInputs, bool kIsCentered>
 struct NormShapes {
   static constexpr int kMost = sizeof(T) == 8 ? 2 : 8 / kInputs;
-  using FewRows = BlockRows<1024, 2>;
+  using FewRows = std::conditional_t<kIsCentered, BlockRows<1024, 2>, BlockRows<384, 1>>;
   static constexpr int64_t kOneWave = 320 * 1024;  // accesses that all SMs hold in this shape
   template <Width kWidth>
   using InLanes = LaneRows<4, kWidth,
@@ -24,14 +24,18 @@ struct NormShapes {
   using InManyLanes = LaneRows<8, Width::kWide, 8>;
   // Each serves a number of rows that the other would take two waves for.
   using InThreads = BlockRows<384, 4, 3>;
-  using InFewThreads = BlockRows<256, 8, 3>;
+  using InFewThreads = std::conditional_t<kIsCentered, BlockRows<224, 8, 4>, BlockRows<256, 8, 3>>;
+  using InManyThreads = BlockRows<512, 4, 2>;
   template <Width kWidth>
   using Shared = typename SharedRows<T, kInputs>::template Shape<kWidth>;
-  using One =
-      ShapeList<InLanes<Width::kWide>, FewRows, LaneRows<6, Width::kWide, 12>, InManyLanes,
-                InThreads, InFewThreads, ClusterRows<384, 6, 2, Width::kWide>, TiledRows<kMost>>;
-  using Two = ShapeList<InLanes<Width::kWide>, FewRows, BlockRows<256, 4, 3>, Shared<Width::kWide>,
-                        TiledRows<kMost>>;
+  using One = ShapeList<InLanes<Width::kWide>, FewRows, LaneRows<6, Width::kWide, 12>, InManyLanes,
+                        InThreads, InFewThreads, InManyThreads,
+                        ClusterRows<384, 6, 2, Width::kWide>, TiledRows<kMost>>;
+  using Two = std::conditional_t<kIsCentered,
+                                 ShapeList<InLanes<Width::kWide>, FewRows, BlockRows<256, 4, 3>,
+                                           Shared<Width::kWide>, TiledRows<kMost>>,
+                                 ShapeList<InLanes<Width::kWide>, BlockRows<256, 4, 3>,
+                                           Shared<Width::kWide>, TiledRows<kMost>>>;
   using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
   using Wide = std::conditional_t<sizeof(T) == 8, Few, std::conditional_t<kInputs == 1, One, Two>>;
   using Narrow = ShapeList<NarrowLaneRows, NarrowTiledRows>;
@@ -56,7 +60,7 @@ struct NormShapes {
           ShapeList<InLanes<Width::kPeeled>, PeeledInBlock, PeeledShared,
                     TiledRows<kMost, Width::kPeeled>>,
           ShapeList<InLanes<Width::kPeeled>, PeeledShared, TiledRows<kMost, Width::kPeeled>>>>;
-  using Peeled = std::conditional_t<sizeof(T) <= 4, PeeledRows, Narrow>;
+  using Peeled = std::conditional_t<sizeof(T) <= 4, WithDense<T, PeeledRows>, Narrow>;
   static constexpr bool kHasColumns = false;
   // Whether all blocks run at once, if each holds one of `count` rows.
   template <typename Shape>
@@ -79,7 +83,8 @@ struct NormShapes {
   // blocks should read weight and bias, in tiles of shared memory.
   template <typename Shape>
   static bool takes(Planner& planner, int64_t n, int64_t count) {
-    const int64_t few = planner.tuned(Tunable::kNormForwardFewRows, kIsCentered ? 2 : 1);
+    const int64_t few = planner.tuned(Tunable::kNormForwardFewRows);
+    if (Shape::kWidth == Width::kDense) return n > kLongestOfHalfWarps;
     if (Shape::kIsPeeled) {
       const int64_t alone = Shape::kThreads * Shape::kAccesses * Shape::template kAlong<T> -
                             Shape::template kMostSkipped<T>;
@@ -111,7 +116,11 @@ struct NormShapes {
     const bool is_for_few = std::is_same_v<Shape, FewRows> || (kIsOneCentered && is_split);
     if (!is_for_few) return true;
     if (is_for_eight) return false;
-    return count <= few || (few > 0 && !is_split && accesses * count <= kOneWave);
+    // Of rows that no block holds in registers, but half an SM's shared memory does, each block
+    // holds one there, as soon as there are enough of them for all SMs.
+    const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
+    if (is_split) return count <= (bytes <= planner.device.shared_bytes() / 2 ? few / 2 : few);
+    return count <= few || (kIsCentered && few > 0 && accesses * count <= kOneWave);
   }
   static int64_t most_accesses(int64_t) { return kAllAccesses; }
   static int64_t most_threads(Planner& planner, int64_t n) {

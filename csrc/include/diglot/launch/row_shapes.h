@@ -42,6 +42,23 @@ constexpr bool kIsChunked<Shape, std::void_t<typename Shape::Reduce>> = true;
 template <typename... Shapes>
 struct ShapeList {};
 
+// Short rows of 16-bit elements that begin between multiples of 16 bytes, if a warp has one anyway:
+// edges would take longer than accesses element by element.
+using DenseLaneRows = LaneRows<4, Width::kDense>;
+constexpr int64_t kLongestOfHalfWarps = 512;
+template <typename T, typename List>
+struct PeeledList {
+  using type = List;
+};
+template <typename... Shapes>
+struct PeeledList<uint16_t, ShapeList<Shapes...>> {
+  using type = ShapeList<DenseLaneRows, Shapes...>;
+};
+// The variants of peeled rows: `List`, after DenseLaneRows if these serve the type.
+template <typename T, typename List>
+using WithDense =
+    typename PeeledList<std::conditional_t<sizeof(T) == 2, uint16_t, void>, List>::type;
+
 // Rows, about one for each SM, that take as long as one row, and the accesses of a thread then.
 constexpr int64_t kFewRows = 132, kFewAccesses = 2;
 // No limit to the accesses of a thread but its shape's.
@@ -75,27 +92,34 @@ struct RowShapes {
       kReduced < kInputs ? Tunable::kRowsTallestOfFirst : Tunable::kRowsTallest;
   static constexpr Tunable kSkipped = Tunable::kRowsSkippedShapes;
   static constexpr int kOfLanes = sizeof(I) == 4 && kInputs == 1 ? 8 : 4;
-  // float16 takes more registers on its way to float32, so more threads hold the same row.
+  // float16 takes more registers on its way to float32: more threads hold the same row, or less.
+  static constexpr bool kIsHalf = std::is_same_v<I, float16>;
   template <Width kWidth>
-  using Shared =
-      std::conditional_t<std::is_same_v<I, float16> && kInputs == 1, ClusterRows<512, 4, 2, kWidth>,
-                         typename SharedRows<I, kInputs>::template Shape<kWidth>>;
-  using Many = ShapeList<LaneRows<kOfLanes>, LaneRows<kMost, Width::kWide, kMost == 8 ? 12 : 1>,
-                         BlockRows<256, 4>, Shared<Width::kWide>, TiledRows<kMost>>;
+  using Shared = std::conditional_t<
+      kIsHalf && kInputs == 1, ClusterRows<512, 4, 2, kWidth>,
+      std::conditional_t<kIsHalf && kWidth == Width::kPeeled, ClusterRows<320, 4, 2, kWidth>,
+                         typename SharedRows<I, kInputs>::template Shape<kWidth>>>;
+  // Few rows take as long as one row, and much of that is until code is there.
+  using FewRows = BlockRows<1024, 1>;
+  using Many =
+      ShapeList<FewRows, LaneRows<kOfLanes>, LaneRows<kMost, Width::kWide, kMost == 8 ? 12 : 1>,
+                BlockRows<256, 4>, Shared<Width::kWide>, TiledRows<kMost>>;
   using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
   static constexpr bool kIsMany = std::is_same_v<I, O> && sizeof(I) <= 4;
   using Wide = std::conditional_t<kIsMany, Many, Few>;
   using Narrow = ShapeList<NarrowLaneRows, NarrowTiledRows>;
+  using PeeledRows = ShapeList<LaneRows<kOfLanes, Width::kPeeled>, Shared<Width::kPeeled>,
+                               TiledRows<kMost, Width::kPeeled>>;
   using Peeled =
-      std::conditional_t<kIsMany,
-                         ShapeList<LaneRows<kOfLanes, Width::kPeeled>, Shared<Width::kPeeled>,
-                                   TiledRows<kMost, Width::kPeeled>>,
-                         Narrow>;
+      std::conditional_t<!kIsMany, Narrow,
+                         std::conditional_t<kInputs == 1, WithDense<I, PeeledRows>, PeeledRows>>;
   // Lanes hold short rows, and longer ones if there are many. Of one array of 16-bit elements, a
   // block is faster for most of the latter, but leaves a third of its threads idle at 1280.
   static constexpr int64_t kShort = 512, kIdleFrom = 1024, kIdleTo = 1280;
   template <typename Shape>
   static bool takes(Planner&, int64_t n, int64_t count) {
+    if (std::is_same_v<Shape, FewRows>) return count <= kFewRows && n > kShort;
+    if (Shape::kWidth == Width::kDense) return n > kLongestOfHalfWarps;
     const bool are_lanes = Shape::kTeam == Team::kLanes && Shape::kWidth == Width::kWide;
     if (!are_lanes || !kIsMany || n <= kShort) return true;
     if (count <= kFewRows) return false;

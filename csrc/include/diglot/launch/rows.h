@@ -180,7 +180,8 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
   how.skip_if_no_room = true;
   rows.log_side = 0, rows.blocks = 1, rows.part = 0, rows.tiles = 1, rows.slots = 0;
   if constexpr (Shape::kTeam == Team::kLanes) {
-    rows.log_side = log2_ceiling(quotient(accesses, Shape::kAccesses));
+    constexpr bool kIsWarp = Shape::kWidth == Width::kDense;
+    rows.log_side = kIsWarp ? kLogWarp : log2_ceiling(quotient(accesses, Shape::kAccesses));
     how.grid = blocks_for(rows.count, Shape::kThreads >> rows.log_side);
     planner.plan.variant = kNames.in_lanes;
     return how;

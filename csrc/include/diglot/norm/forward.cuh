@@ -120,6 +120,20 @@ struct NormParameters {
       return packed<kCount>(
           [=](auto one, const W* array) { return decltype(one)::load(further(array, step)); });
     }
+    // Those of one element, if it exists, without a branch.
+    template <int kCount>
+    DIGLOT_DEVICE Packed<kCount> load(int step, bool element_exists) const {
+      static_assert(kCount == 1);
+      Packed<kCount> result;
+      DIGLOT_UNROLL
+      for (int k = 0; k < kArrays; ++k) {
+        const W absent = convert<W>(k == 0 ? 1.0f : 0.0f);
+        const bool is_there = exist[k] && element_exists;
+        result.arrays[k].parts[0] =
+            Held<W, 1>::make({is_there ? *further(arrays[k], step) : absent});
+      }
+      return result;
+    }
     // The parameters of the kCount elements from `first` on, of rows of n elements, one by one.
     template <int kCount>
     DIGLOT_DEVICE Packed<kCount> load_each(int64_t first, int64_t n) const {

@@ -38,6 +38,7 @@ enum class Width {
   kNarrow,  // element by element
   kPeeled,  // by 16 bytes, except a row's ends, by elements: rows begin and end anywhere
   kWide,    // by 16 bytes
+  kDense,   // as kNarrow, of 16-bit neighbours, a row to a warp: distances are constants
 };
 
 // The compile-time shape of a row kernel. Each thread keeps kAccesses vectors of a row in
@@ -48,7 +49,7 @@ template <Team kTeam_, Width kWidth_, int kThreads_, int kAccesses_, Walk kWalk_
 struct RowShape {
   static constexpr Team kTeam = kTeam_;
   static constexpr Width kWidth = kWidth_;
-  static constexpr bool kIsWide = kWidth != Width::kNarrow;
+  static constexpr bool kIsWide = kWidth == Width::kWide || kWidth == Width::kPeeled;
   static constexpr bool kIsPeeled = kWidth == Width::kPeeled;
   static constexpr int kThreads = kThreads_;
   static constexpr int kAccesses = kAccesses_;
@@ -74,6 +75,8 @@ struct RowShape {
   static constexpr int kMostSkipped = kIsPeeled ? kElements<T> - 1 : 0;
 };
 
+constexpr int kLogWarp = 5;  // log2 of the lanes of a warp
+
 // A thread's place. `row` is its row; for columns the first one, counted in accesses. `threads`
 // threads of the block share the row, and `thread` is this one's number among them. `block` is its
 // block's rank in the row.
@@ -90,9 +93,11 @@ struct RowPlace {
   // `group`: the number of the block, or of the group of blocks that share a row.
   template <int kArrays>
   DIGLOT_DEVICE RowPlace(const Rows<kArrays>& rows, int64_t group) {
-    const int self = static_cast<int>(threadIdx.x), side = 1 << rows.log_side;
+    const int self = static_cast<int>(threadIdx.x);
+    const int log_side = Shape::kWidth == Width::kDense ? kLogWarp : rows.log_side;
+    const int side = 1 << log_side;
     if constexpr (Shape::kTeam == Team::kLanes) {
-      row = (group * Shape::kThreads + self) >> rows.log_side;
+      row = (group * Shape::kThreads + self) >> log_side;
       threads = side, thread = self & (side - 1), block = 0;
     } else {
       block = static_cast<int>(blockIdx.x % blocks_of(rows));

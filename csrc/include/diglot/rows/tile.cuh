@@ -314,6 +314,8 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
   DIGLOT_DEVICE Params params_of(const From& from, const Range& range, int a, int i) const {
     if constexpr (Shape::kIsPeeled) {
       return from.template load_each<kAtOnce>(range.first + position(a, i) - skipped_, rows_.n);
+    } else if constexpr (Shape::kWidth == Width::kDense) {
+      return from.template load<kAtOnce>(elements_to(a, i), exists(range, a, i));
     } else {
       return from.template load<kAtOnce>(exists(range, a, i) ? elements_to(a, i) : 0);
     }
@@ -405,7 +407,11 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
     } else if (Shape::kWidth != Width::kWide) {
       DIGLOT_UNROLL
       for (int i = 0; i < kElements; ++i) {
-        if (exists(range, a, i)) *step_from(start, a, i, 0) = access[i];
+        if constexpr (Shape::kWidth == Width::kDense) {
+          store_element(step_from(start, a, i, 0), access[i], exists(range, a, i));
+        } else {
+          if (exists(range, a, i)) *step_from(start, a, i, 0) = access[i];
+        }
       }
     }
   }

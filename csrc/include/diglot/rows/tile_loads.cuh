@@ -89,14 +89,16 @@ class RowTileLoads {
           return HeldAccess{
               load_kept(step_from(starts[k], a, 0, k + 1), is_whole(range, a), absent().bits)};
         } else {
-          return read_elements(range, k, a);
+          return read_elements(range, starts[k], k, a);
         }
       });
       // After all others, which are then in flight already.
       for_each_partial(range, [&](int partial) {
         HeldAccess inputs[kInputs];
         DIGLOT_UNROLL
-        for (int k = 0; k < kInputs; ++k) inputs[k] = read_elements(range, k, partial);
+        for (int k = 0; k < kInputs; ++k) {
+          inputs[k] = read_elements(range, address(range, k, 0, 0), k, partial);
+        }
         DIGLOT_UNROLL
         for (int a = 0; a < kAccesses; ++a) {
           if (a == partial) set_access(a, [&](int k) { return inputs[k]; });
@@ -111,12 +113,14 @@ class RowTileLoads {
         if (!is_whole(range, a)) return;
         copy_async(&smem_slot(slot, k, a)->bits, address(range, k, a, 0));
       } else {
-        *smem_slot(slot, k, a) = read_elements(range, k, a);
+        *smem_slot(slot, k, a) = read_elements(range, address(range, k, 0, 0), k, a);
       }
     });
     for_each_partial(range, [&](int a) {
       DIGLOT_UNROLL
-      for (int k = 0; k < kInputs; ++k) *smem_slot(slot, k, a) = read_elements(range, k, a);
+      for (int k = 0; k < kInputs; ++k) {
+        *smem_slot(slot, k, a) = read_elements(range, address(range, k, 0, 0), k, a);
+      }
     });
   }
   // From a slot to registers. wait_for_copies must come before it.
@@ -133,7 +137,8 @@ class RowTileLoads {
   }
 
  protected:
-  static constexpr bool kHasSteps = Shape::kTeam == Team::kColumns || !Shape::kIsWide;
+  static constexpr bool kHasSteps =
+      Shape::kTeam == Team::kColumns || Shape::kWidth == Width::kNarrow;
 
   // The position of this thread's first element in a tile, and of element i of access a relative to
   // it.
@@ -247,11 +252,13 @@ class RowTileLoads {
     }
   }
 
-  DIGLOT_DEVICE HeldAccess read_elements(const Range& range, int k, int a) const {
+  // `start`: of the thread's accesses to input k.
+  DIGLOT_DEVICE HeldAccess read_elements(const Range& range, const I* start, int k, int a) const {
     Access access;
     DIGLOT_UNROLL
     for (int i = 0; i < kElements; ++i) {
-      access[i] = exists(range, a, i) ? *address(range, k, a, i) : convert<I>(Operation::kAbsent);
+      access[i] =
+          exists(range, a, i) ? *step_from(start, a, i, k + 1) : convert<I>(Operation::kAbsent);
     }
     return HeldAccess::make(access);
   }
