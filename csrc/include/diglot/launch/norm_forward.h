@@ -116,8 +116,8 @@ struct NormShapes {
     const bool is_for_few = std::is_same_v<Shape, FewRows> || (kIsOneCentered && is_split);
     if (!is_for_few) return true;
     if (is_for_eight) return false;
-    // Of rows that no block holds in registers, but half an SM's shared memory does, each block
-    // holds one there, as soon as there are enough of them for all SMs.
+    // Clusters are for rows that no block's registers hold. If there are enough rows for all SMs,
+    // and half an SM's shared memory holds one, each block holds one there.
     const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
     if (is_split) return count <= (bytes <= planner.device.shared_bytes() / 2 ? few / 2 : few);
     return count <= few || (kIsCentered && few > 0 && accesses * count <= kOneWave);
