@@ -16,9 +16,11 @@ def addmm_forward(
     input: Operand | None,
     beta: Unseen,
     alpha: Unseen,
+    batch_invariant: bool,
     precision: str,
     out: Operand,
 ) -> Plan:
     """out = beta * input + alpha * mat1 @ mat2."""
-    product = product_of(mat1, mat2, out, Around(input=input, is_scaled=True))
+    around = Around(input=input, is_scaled=True)
+    product = product_of(mat1, mat2, out, around, batch_invariant)
     return plan_product(product.with_precision(precision))

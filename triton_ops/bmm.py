@@ -10,6 +10,9 @@ from diglot.triton_ops.matmul import plan_product
 
 
 @launcher
-def bmm_forward(input: Operand, mat2: Operand, precision: str, out: Operand) -> Plan:
+def bmm_forward(
+    input: Operand, mat2: Operand, batch_invariant: bool, precision: str, out: Operand
+) -> Plan:
     """out = input @ mat2."""
-    return plan_product(product_of(input, mat2, out).with_precision(precision))
+    product = product_of(input, mat2, out, is_batch_invariant=batch_invariant)
+    return plan_product(product.with_precision(precision))

@@ -126,7 +126,7 @@ def plan_product(product: Product) -> Plan:
 
 def _plan_by_pointers(product: Product) -> Plan:
     a, b, c, around = product.a, product.b, product.c, product.around
-    device, size = c.device, c.element_size()
+    device, size = c.device, a.element_size()
     product.choose_numbers("strided")
     tile = device.tuned("products.triton.tile", size)
     block = tile["rows"], tile["columns"], tile["depth"]
@@ -299,7 +299,7 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     m, n, k = product.sizes
     device = product.c.device
     is_tf32 = product.is_tf32
-    if not (product.c.dtype in HALVES or is_tf32) or k == 0:
+    if not (product.a.dtype in HALVES or is_tf32) or k == 0:
         return None
     if len(product.batches.sizes) > BATCH_RANK:
         return None

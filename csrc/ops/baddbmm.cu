@@ -8,15 +8,17 @@ namespace {
 using namespace diglot;
 
 void baddbmm_forward(Planner& planner, const Operand& batch1, const Operand& batch2,
-                     const Operand* input, Real beta, Real alpha, std::string_view precision,
-                     const Operand& out) {
+                     const Operand* input, Real beta, Real alpha, bool batch_invariant,
+                     std::string_view precision, const Operand& out) {
   Around around;
   around.input = input, around.alpha = alpha, around.beta = beta;
-  plan_product(planner, with_precision(Product(batch1, batch2, around, out), precision));
+  Product product(batch1, batch2, around, out);
+  product.is_batch_invariant = batch_invariant;
+  plan_product(planner, with_precision(product, precision));
 }
 
 DIGLOT_LAUNCHER(baddbmm_forward,
                 "(Tensor batch1, Tensor batch2, Tensor? input, float beta, float alpha, "
-                "str precision, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+                "bool batch_invariant, str precision, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

@@ -7,13 +7,15 @@ namespace {
 
 using namespace diglot;
 
-void bmm_forward(Planner& planner, const Operand& input, const Operand& mat2,
+void bmm_forward(Planner& planner, const Operand& input, const Operand& mat2, bool batch_invariant,
                  std::string_view precision, const Operand& out) {
-  plan_product(planner, with_precision(Product(input, mat2, {}, out), precision));
+  Product product(input, mat2, {}, out);
+  product.is_batch_invariant = batch_invariant;
+  plan_product(planner, with_precision(product, precision));
 }
 
-DIGLOT_LAUNCHER(
-    bmm_forward,
-    "(Tensor input, Tensor mat2, str precision, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+DIGLOT_LAUNCHER(bmm_forward,
+                "(Tensor input, Tensor mat2, bool batch_invariant, str precision, Tensor(a!) out, "
+                "Tensor(z!)? scratch) -> ()")
 
 }  // namespace

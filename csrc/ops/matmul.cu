@@ -1,5 +1,6 @@
 // Products of matrices: the kernel for every type, size and layout, launcher, registration. Twin of
-// triton_ops/matmul.py. The kernels for tensor cores are in sm_90a/matmul.cu.
+// triton_ops/matmul.py. The kernels for tensor cores are in sm_90a/matmul.cu and, of a float32 C of
+// 16-bit operands, in sm_90a/wide_matmul.cu.
 #include "diglot/launch/dispatch.h"
 #include "diglot/launch/products.h"
 #include "diglot/products/cuda_cores.cuh"
@@ -14,6 +15,14 @@ __global__ void __launch_bounds__(FmaShape<kSide>::kThreads, 2)
     matmul_fma(const T* a, const T* b, const __grid_constant__ Epilogue<T> epilogue,
                const __grid_constant__ FmaProduct product) {
   multiply_by_fma<T, FmaShape<kSide, kHasVectors>>(a, b, epilogue, product);
+}
+
+// The same of 16-bit operands, while C is float32.
+template <typename T, int kSide>
+__global__ void __launch_bounds__(FmaShape<kSide>::kThreads, 2)
+    matmul_wide_fma(const T* a, const T* b, const __grid_constant__ Epilogue<float> epilogue,
+                    const __grid_constant__ FmaProduct product) {
+  multiply_by_fma<T, FmaShape<kSide>>(a, b, epilogue, product);
 }
 
 template <int kTile>
@@ -39,8 +48,8 @@ TileSchedule schedule_of(const Product& product, int64_t m, int64_t batches, int
   return {tiles(m), tiles(product.n), batches, group};
 }
 
-// Plans a launch of kKernel for each slice of the batch.
-template <typename T, typename Shape, auto kKernel>
+// Plans a launch of kKernel for each slice of the batch. C is of type Out.
+template <typename T, typename Shape, auto kKernel, typename Out = T>
 void plan_tiles(Planner& planner, const Product& product, std::size_t shared_bytes = 0) {
   const auto group = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
   for (const auto& slice : product.batches.slices<int64_t>()) {
@@ -52,7 +61,7 @@ void plan_tiles(Planner& planner, const Product& product, std::size_t shared_byt
     const int64_t across = std::min(given.schedule.count(), kGridSide);
     const dim3 grid{static_cast<unsigned>(across), blocks_for(given.schedule.count(), across)};
     planner.add<kKernel>({grid, Shape::kThreads, shared_bytes}, product.a->as<const T>(),
-                         product.b->as<const T>(), product.epilogue<T>(), given);
+                         product.b->as<const T>(), product.epilogue<Out>(), given);
   }
 }
 
@@ -83,6 +92,12 @@ void plan_fma(Planner& planner, const Product& product) {
       return plan_tiles<T, FmaShape<kSide, true>, matmul_fma<T, kSide, true>>(planner, product);
     }
   }
+  if constexpr (sizeof(T) == 2) {
+    if (product.is_wide()) {
+      constexpr auto kKernel = matmul_wide_fma<T, kSide>;
+      return plan_tiles<T, FmaShape<kSide>, kKernel, float>(planner, product);
+    }
+  }
   plan_tiles<T, FmaShape<kSide>, matmul_fma<T, kSide, false>>(planner, product);
 }
 
@@ -109,10 +124,11 @@ namespace diglot {
 
 void plan_product(Planner& planner, const Product& product) {
   if (product.is_empty()) return;
-  const TensorCorePlanner on_tensor_cores = tensor_core_planner();
+  const TensorCorePlanner on_tensor_cores =
+      product.is_wide() ? wide_planner() : tensor_core_planner();
   if (on_tensor_cores != nullptr && on_tensor_cores(planner, product)) return;
   choose_numbers(planner, product, "strided");
-  dispatch_floating(product.c->dtype, [&](auto type) {
+  dispatch_floating(product.a->dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     // Large tiles are for products that fill the GPU.
     const TileSchedule large =

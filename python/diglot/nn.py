@@ -10,6 +10,7 @@ import torch
 from diglot.backends.selection import check_name
 from diglot.ops import dropout, gelu, layer_norm, linear, log_softmax, mlp, rms_norm, softmax
 from diglot.ops.gelu import APPROXIMATIONS
+from diglot.ops.products import check_precision
 from diglot.reference.activations import ACTIVATIONS
 from diglot.reference.layer_norm import EPS
 
@@ -43,6 +44,22 @@ def _checked(backend: str | None) -> str | None:
     if backend is not None:
         check_name(backend)
     return backend
+
+
+class OfProducts(OnBackend):
+    """A module of products.
+
+    Attributes:
+        precision: as in `diglot.matmul`. The class has one too, as it has a backend.
+    """
+
+    precision: str | None = None
+
+    def extra_repr(self) -> str:
+        said = [super().extra_repr()] if super().extra_repr() else []
+        return ", ".join(
+            said if self.precision is None else [*said, f"precision={self.precision!r}"]
+        )
 
 
 class GELU(OnBackend, torch.nn.GELU):
@@ -115,7 +132,7 @@ class Dropout(OnBackend, torch.nn.Dropout):
         return dropout(input, self.p, self.training, self.inplace, backend=self.backend)
 
 
-class Linear(OnBackend, torch.nn.Linear):
+class Linear(OfProducts, torch.nn.Linear):
     """Applies `diglot.linear`.
 
     Args:
@@ -124,6 +141,7 @@ class Linear(OnBackend, torch.nn.Linear):
         bias: whether a bias is added.
         device: of the weight and the bias.
         dtype: of both, and of the input.
+        precision: as in `diglot.matmul`.
         backend: as in `diglot.matmul`.
     """
 
@@ -135,16 +153,20 @@ class Linear(OnBackend, torch.nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
+        precision: str | None = None,
         backend: str | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
+        check_precision("Linear", precision)
+        self.precision = precision
         self.backend = _checked(backend)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return linear(input, self.weight, self.bias, backend=self.backend)
+        how = {"precision": self.precision, "backend": self.backend}
+        return linear(input, self.weight, self.bias, **how)
 
 
-class MLP(OnBackend):
+class MLP(OfProducts):
     """Applies `diglot.mlp`: two linear layers with an activation between them.
 
     Args:
@@ -155,6 +177,7 @@ class MLP(OnBackend):
         bias: whether both layers add a bias.
         device: of the parameters.
         dtype: of them, and of the input.
+        precision: as in `diglot.matmul`.
         backend: as in `diglot.matmul`.
     """
 
@@ -168,6 +191,7 @@ class MLP(OnBackend):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
+        precision: str | None = None,
         backend: str | None = None,
     ) -> None:
         if activation not in ACTIVATIONS[1:]:
@@ -180,6 +204,8 @@ class MLP(OnBackend):
         self.fc1 = torch.nn.Linear(in_features, hidden_features, **options)
         self.fc2 = torch.nn.Linear(hidden_features, out_features, **options)
         self.activation = activation
+        check_precision("MLP", precision)
+        self.precision = precision
         self.backend = _checked(backend)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -191,6 +217,7 @@ class MLP(OnBackend):
             second.weight,
             second.bias,
             self.activation,
+            precision=self.precision,
             backend=self.backend,
         )
 

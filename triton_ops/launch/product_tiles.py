@@ -107,7 +107,8 @@ def best_variant(product: Product, epilogue: Epilogue) -> Variant | None:
 
 def work_of(tile: Tile, product: Product) -> TileWork:
     """What a product takes with these tiles."""
-    (m, n, k), itemsize = product.planned_sizes, product.c.element_size()
+    (m, n, k), itemsize = product.planned_sizes, product.a.element_size()
+    written = product.c.element_size()
     batches = 1 if product.is_batch_invariant else product.batches.numel
     loaded = (tile.rows + tile.columns) * tile.depth * itemsize
     return TileWork(
@@ -116,7 +117,7 @@ def work_of(tile: Tile, product: Product) -> TileWork:
         tile.step,
         AHEAD / max(tile.stages - 1, 1),
         loaded,
-        (m * k + n * k + m * n) * batches * itemsize,
+        ((m * k + n * k) * itemsize + m * n * written) * batches,
         4 * tile.rows * tile.columns,
         tile.programs,
         TILE + (_activation_time(tile) if product.around.activation != "none" else 0),
@@ -133,7 +134,7 @@ def _fitting(variant: Variant, product: Product, epilogue: Epilogue) -> Variant 
     """The variant in pieces, with as many stages as shared memory holds; None where it has no room
     for two, or where registers lack.
     """
-    device, itemsize, tile = product.c.device, product.c.element_size(), variant.tile
+    device, itemsize, tile = product.c.device, product.a.element_size(), variant.tile
     has_addresses = epilogue.has_addresses or not epilogue.has_descriptor
     if has_addresses and tile.rows * tile.columns > tile.warps * MOST_SUMS:
         return None
@@ -145,6 +146,6 @@ def _fitting(variant: Variant, product: Product, epilogue: Epilogue) -> Variant 
         return variant
     stage = (tile.rows + tile.columns) * tile.depth * itemsize
     room = device.shared_bytes // tile.programs - SHARED_ASIDE
-    room -= epilogue.bytes(math.prod(variant.piece), itemsize)
+    room -= epilogue.bytes(math.prod(variant.piece), product.c.element_size())
     stages = min(tile.stages, room // stage)
     return variant._replace(tile=tile._replace(stages=stages)) if stages > 1 else None

@@ -77,6 +77,11 @@ class Product:
     is_tf32: bool = False
 
     @property
+    def is_wide(self) -> bool:
+        """Whether C is float32 while A and B have 16 bits."""
+        return self.c.dtype == torch.float32 and self.a.element_size() == 2
+
+    @property
     def planned_sizes(self) -> tuple[int, int, int]:
         """M, N and K for which a plan is made: of many rows, where it must not depend on M."""
         return (1 << 16, *self.sizes[1:]) if self.is_batch_invariant else self.sizes
@@ -88,11 +93,12 @@ class Product:
             layout: how the operands lie.
         """
         if not self.is_batch_invariant:
+            layout += ", wide" * self.is_wide
             self.c.device.choose(layout, (*self.sizes, self.batches.numel), self.a)
 
     def with_precision(self, precision: str) -> Product:
         """The same, of a precision of float32 products: "ieee" or "tf32"."""
-        is_tf32 = precision == "tf32" and self.c.dtype == torch.float32
+        is_tf32 = precision == "tf32" and self.a.dtype == torch.float32
         return dataclasses.replace(self, is_tf32=is_tf32)
 
     @property

@@ -7,22 +7,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diglot.backends.batch_invariance import hold_rows
 from diglot.backends.runs import run
-from diglot.backends.selection import choose
 from diglot.define.operator import Operator
-from diglot.ops.broadcasting import align_batches
 from diglot.ops.products import (
     autocast,
+    batch_product,
     check_operands,
+    check_out_dtype,
+    choose_product,
     gradients,
-    multiply,
     precision_of,
     product_shape,
+    save_operands,
     tangent,
 )
 
 
-def bmm(input: torch.Tensor, mat2: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
+def bmm(
+    input: torch.Tensor,
+    mat2: torch.Tensor,
+    *,
+    out_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
+    precision: str | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
     r"""Multiplies the matrices of two batches in pairs, as `torch.bmm`.
 
     `diglot.matmul` explains the computation. It also takes batches that broadcast.
@@ -30,22 +40,29 @@ def bmm(input: torch.Tensor, mat2: torch.Tensor, *, backend: str | None = None) 
     Args:
         input: tensor (B, M, K) of any strides; float32, float16, bfloat16 or float64.
         mat2: tensor (B, K, N), of the dtype of `input`.
+        out_dtype, batch_invariant, precision: as in `diglot.matmul`.
         backend: as in `diglot.matmul`.
 
     Returns:
         A contiguous tensor (B, M, N). Differentiable any number of times, on the same backend.
 
     Raises:
-        TypeError: an operand is no dense floating-point tensor, or the dtypes differ.
+        TypeError: an operand is no dense floating-point tensor, the dtypes differ, or they allow no
+            such `out_dtype`.
         ValueError: an operand is no batch of matrices, shapes do not multiply, tensors are on
-            different devices, or `backend` is unknown.
+            different devices, or `precision` or `backend` is unknown.
         diglot.BackendUnavailable: the requested backend cannot run on the tensors' device.
     """
     kind = _bmm.known(input, mat2) or _bmm.learn(input, mat2)
     check_batches("bmm", input=input, mat2=mat2)
     if kind.facts:
-        input, mat2 = autocast("bmm", input, mat2)  # type: ignore[assignment]
-    result: torch.Tensor = kind.call(input, mat2, choose("bmm", kind.device, backend))
+        input, mat2 = autocast(  # type: ignore[assignment]
+            "bmm", input, mat2, out_dtype=out_dtype
+        )
+    if out_dtype is not None:
+        check_out_dtype("bmm", input.dtype, out_dtype)
+    chosen = choose_product("bmm", input.dtype, kind.device, backend, precision, batch_invariant)
+    result: torch.Tensor = kind.call(input, mat2, out_dtype, batch_invariant, precision, chosen)
     return result
 
 
@@ -59,36 +76,33 @@ def check_batches(op: str, **operands: torch.Tensor) -> None:
         )
 
 
-def _empty(input: Tensor, mat2: Tensor, backend: str) -> Tensor:
-    return input.new_empty(product_shape(input, mat2, "bmm", second="mat2"))
+def _empty(input: Tensor, mat2: Tensor, out_dtype: torch.dtype | None, *_: Any) -> Tensor:
+    return input.new_empty(product_shape(input, mat2, "bmm", second="mat2"), dtype=out_dtype)
 
 
-def _forward(input: Tensor, mat2: Tensor, backend: str) -> Tensor:
-    out = _empty(input, mat2, backend)
-    run(backend, "bmm", "bmm_forward", input, mat2, precision_of(input), out)
+def _forward(
+    input: Tensor,
+    mat2: Tensor,
+    out_dtype: torch.dtype | None,
+    batch_invariant: bool,
+    precision: str | None,
+    backend: str,
+) -> Tensor:
+    out = _empty(input, mat2, out_dtype)
+    input, is_held = hold_rows(input, batch_invariant, backend)
+    run(backend, "bmm", "bmm_forward", input, mat2, is_held, precision_of(input, precision), out)
     return out
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Tensor, Tensor]:
-    input, mat2, ctx.backend = inputs
-    ctx.batch_invariant = False
-    return input, mat2
-
-
-def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-    input, mat2, backend = args
-    input, mat2 = align_batches((input, mat2), in_dims[:2])
-    return multiply(input, mat2, backend), 0
-
-
 _bmm = Operator(
-    "bmm(Tensor input, Tensor mat2, str backend) -> Tensor",
+    "bmm(Tensor input, Tensor mat2, ScalarType? out_dtype, bool batch_invariant, str? precision, "
+    "str backend) -> Tensor",
     forward=_forward,
     fake=_empty,
-    save=_save,
+    save=save_operands,
     backward=gradients,
     jvp=tangent,
-    vmap=_batch,
+    vmap=batch_product,
     whole=True,
     check=lambda input, mat2: check_operands("bmm", input=input, mat2=mat2),
 )

@@ -7,14 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diglot.backends.batch_invariance import choose_invariant, hold_rows
+from diglot.backends.batch_invariance import hold_rows
 from diglot.backends.runs import run
 from diglot.define.batching import one_by_one
 from diglot.define.operator import Operator
 from diglot.ops.activation_backward import activation_backward
 from diglot.ops.add import add
 from diglot.ops.broadcasting import broadcasts
-from diglot.ops.products import autocast, check_operands, multiply, precision_of
+from diglot.ops.products import (
+    autocast,
+    check_operands,
+    choose_product,
+    multiply,
+    multiply_like,
+    precision_of,
+)
 from diglot.ops.sum_to_shape import unbroadcast
 from diglot.reference.activations import ACTIVATIONS
 from diglot.reference.matmul import rows_of
@@ -28,6 +35,7 @@ def linear(
     activation: str | None = None,
     residual: Tensor | None = None,
     batch_invariant: bool = False,
+    precision: str | None = None,
     backend: str | None = None,
 ) -> Tensor:
     r"""Applies a linear layer, as `torch.nn.functional.linear`, and what may follow it.
@@ -43,7 +51,7 @@ def linear(
         activation: None, "relu", "silu", "gelu", or "gelu_tanh", the other form of `diglot.gelu`.
             If a gradient may be needed, the launch also keeps the rounded values before it.
         residual: tensor that broadcasts to the result, of the dtype of `input`.
-        batch_invariant: as in `diglot.matmul`.
+        batch_invariant, precision: as in `diglot.matmul`.
         backend: as in `diglot.matmul`.
 
     Returns:
@@ -52,8 +60,8 @@ def linear(
 
     Raises:
         TypeError: an argument is no dense floating-point tensor, or the dtypes differ.
-        ValueError: shapes do not fit, tensors are on different devices, or `activation` or
-            `backend` is unknown.
+        ValueError: shapes do not fit, tensors are on different devices, or `activation`,
+            `precision` or `backend` is unknown.
         diglot.BackendUnavailable: the requested backend cannot run on the tensors' device.
     """
     present = [input, weight, *(t for t in (bias, residual) if t is not None)]
@@ -71,11 +79,12 @@ def linear(
         )
     check_layer("linear", input, weight, bias)
     _check_residual(input, weight, residual)
-    chosen = choose_invariant("linear", kind.device, backend, batch_invariant)
+    chosen = choose_product("linear", input.dtype, kind.device, backend, precision, batch_invariant)
+    how = name, batch_invariant, precision, chosen
     if weight.dim() == 2 and input.dim() > 1 and (bias is None or bias.dim() == 1):
         if name == "none":
-            return kind.call(input, weight, bias, residual, name, batch_invariant, chosen)
-        return _activated(input, weight, bias, residual, name, batch_invariant, chosen)
+            return kind.call(input, weight, bias, residual, *how)
+        return _activated(input, weight, bias, residual, *how)
     # Views of vectors as matrices have other kinds.
     matrix, rows = weight if weight.dim() == 2 else weight[None], input
     if residual is not None:
@@ -86,9 +95,7 @@ def linear(
         matrix,
         bias.reshape(1) if bias is not None and bias.dim() == 0 else bias,
         residual,
-        name,
-        batch_invariant,
-        chosen,
+        *how,
     )
     out = out.squeeze(-1) if weight.dim() == 1 else out
     return out.squeeze(0) if input.dim() == 1 else out
@@ -96,7 +103,7 @@ def linear(
 
 def _activated(*arguments: Any) -> Tensor:
     """The layer, by the operator that keeps what a gradient may need."""
-    *tensors, activation, _, _ = arguments
+    *tensors, activation, _, _, _ = arguments
     needs_gradient = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in tensors
     )
@@ -149,6 +156,7 @@ def run_layer(
     residual: Tensor | None,
     activation: str,
     batch_invariant: bool,
+    precision: str | None,
     backend: str,
 ) -> Tensor:
     """Launches a layer. `before`, if any, gets the values before the activation."""
@@ -158,7 +166,7 @@ def run_layer(
     if residual is not None:
         residual = residual.expand(out.shape)
     rows, is_held = hold_rows(input, batch_invariant, backend)
-    how = activation, is_held, precision_of(input)
+    how = activation, is_held, precision_of(input, precision)
     run(backend, "linear", "linear_forward", rows, weight, bias, residual, *how, before, out)
     return out
 
@@ -174,7 +182,8 @@ def _forward_kept(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _note(ctx: Any, inputs: tuple[Any, ...]) -> None:
     """Notes in a context all but tensors."""
-    _, _, bias, residual, ctx.activation, ctx.batch_invariant, ctx.backend = inputs
+    _, _, bias, residual, ctx.activation, *how = inputs
+    ctx.batch_invariant, ctx.precision, ctx.backend = how
     ctx.bias, ctx.residual = (
         None if added is None else (added.shape, added.dtype, 1, ctx.backend)
         for added in (bias, residual)
@@ -192,8 +201,13 @@ def _save_kept(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]
     return (*inputs[:2], outputs[1])
 
 
+def _affine(ctx: Any) -> tuple[Any, ...]:
+    """How the layer's values before its activation are computed."""
+    return "none", ctx.batch_invariant, ctx.precision, ctx.backend
+
+
 def _before(ctx: Any) -> Tensor:
-    return linear_operator(*ctx.saved_tensors, "none", ctx.batch_invariant, ctx.backend)
+    return linear_operator(*ctx.saved_tensors, *_affine(ctx))
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -218,10 +232,9 @@ def _gradients_of_sum(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of the tensors, from that of the values before the activation."""
     input, weight = ctx.saved_tensors[:2]
     needs_input, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
-    of_input = None
-    if needs_input:
-        of_input = multiply(grad, weight, ctx.backend, ctx.batch_invariant)
-    of_weight = multiply(rows_of(grad).mT, rows_of(input), ctx.backend) if needs_weight else None
+    product_of = multiply_like(ctx)
+    of_input = product_of(grad, weight, ctx.batch_invariant) if needs_input else None
+    of_weight = product_of(rows_of(grad).mT, rows_of(input)) if needs_weight else None
     of_bias = unbroadcast(grad, *ctx.bias) if needs_bias else None
     of_residual = unbroadcast(grad, *ctx.residual) if needs_residual else None
     return of_input, of_weight, of_bias, of_residual
@@ -234,8 +247,7 @@ def _tangent_of_sum(ctx: Any, of_input: Any, of_weight: Any, of_bias: Any, of_mo
     for x, w in ((of_input, weight), (input, of_weight)):
         if x is not None and w is not None:
             added = (None, None) if parts else (of_bias, of_more)
-            how = "none", ctx.batch_invariant, ctx.backend
-            parts.append(linear_operator(x, w, *added, *how))
+            parts.append(linear_operator(x, w, *added, *_affine(ctx)))
     if not parts:
         shape = (*input.shape[:-1], weight.shape[0])
         parts = [t.expand(shape) for t in (of_bias, of_more) if t is not None]
@@ -256,7 +268,8 @@ def _tangent_kept(ctx: Any, *directions: Any) -> tuple[Tensor, Tensor]:
 
 
 def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-    input, weight, bias, residual, activation, batch_invariant, backend = args
+    input, weight, bias, residual, *how = args
+    activation, batch_invariant, precision, backend = how
     of_input, of_weight, of_bias, of_residual = in_dims[:4]
     if of_input is not None:
         input = input.movedim(of_input, 0)
@@ -267,7 +280,7 @@ def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) 
             residual = residual.movedim(of_residual, 0)
             ones = (1,) * (input.dim() - residual.dim())
             residual = residual.reshape(residual.shape[0], *ones, *residual.shape[1:])
-        out = operator(input, weight, bias, residual, activation, batch_invariant, backend)
+        out = operator(input, weight, bias, residual, *how)
         return (out, 0) if isinstance(out, Tensor) else (out, (0, 0))
     if activation != "none" or residual is not None:
         return one_by_one(operator, info, in_dims, *args)
@@ -275,7 +288,7 @@ def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) 
         weight = weight.movedim(of_weight, 0)
         ones = (1,) * (input.dim() - 2 - (of_input is not None))
         weight = weight.reshape(weight.shape[0], *ones, *weight.shape[1:])
-    out = multiply(input, weight.mT, backend, batch_invariant)
+    out = multiply(input, weight.mT, backend, batch_invariant, precision)
     if bias is None:
         return out, 0
     if of_bias is not None:
@@ -287,7 +300,7 @@ def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) 
 
 _TENSORS = "(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str activation,"
 linear_operator = Operator(
-    f"linear{_TENSORS} bool batch_invariant, str backend) -> Tensor",
+    f"linear{_TENSORS} bool batch_invariant, str? precision, str backend) -> Tensor",
     forward=_forward,
     fake=lambda *arguments: _empty(*arguments[:2]),
     save=_save,
@@ -298,7 +311,7 @@ linear_operator = Operator(
 )
 # The values before the activation are an output: later derivatives go through them.
 linear_kept = Operator(
-    f"linear_kept{_TENSORS} bool batch_invariant, str backend) -> (Tensor, Tensor)",
+    f"linear_kept{_TENSORS} bool batch_invariant, str? precision, str backend) -> (Tensor, Tensor)",
     forward=_forward_kept,
     fake=lambda *arguments: (_empty(*arguments[:2]), _empty(*arguments[:2])),
     save=_save_kept,

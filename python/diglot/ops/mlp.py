@@ -8,12 +8,17 @@ import torch
 from torch import Tensor
 
 from diglot.backends.runs import run
-from diglot.backends.selection import choose
 from diglot.define.operator import Operator
 from diglot.ops.activation_backward import activation_backward, bend
 from diglot.ops.add import add
 from diglot.ops.linear import check_layer, linear_operator, run_layer
-from diglot.ops.products import autocast, check_operands, multiply, precision_of
+from diglot.ops.products import (
+    autocast,
+    check_operands,
+    choose_product,
+    multiply_like,
+    precision_of,
+)
 from diglot.ops.sum_to_shape import unbroadcast
 from diglot.reference.activations import ACTIVATIONS
 from diglot.reference.matmul import rows_of
@@ -27,6 +32,7 @@ def mlp(
     bias2: Tensor | None,
     activation: str = "gelu",
     *,
+    precision: str | None = None,
     backend: str | None = None,
 ) -> Tensor:
     r"""Applies two linear layers with an activation between them.
@@ -43,6 +49,7 @@ def mlp(
         weight2: tensor (N, H).
         bias2: tensor (N), or None.
         activation: "gelu", "gelu_tanh", "relu" or "silu".
+        precision: as in `diglot.matmul`.
         backend: as in `diglot.matmul`.
 
     Returns:
@@ -50,8 +57,8 @@ def mlp(
 
     Raises:
         TypeError: an argument is no dense floating-point tensor, or the dtypes differ.
-        ValueError: shapes do not fit, tensors are on different devices, or `activation` or
-            `backend` is unknown.
+        ValueError: shapes do not fit, tensors are on different devices, or `activation`,
+            `precision` or `backend` is unknown.
         diglot.BackendUnavailable: the requested backend cannot run on the tensors' device.
     """
     tensors = [input, weight1, bias1, weight2, bias2]
@@ -63,13 +70,14 @@ def mlp(
         tensors = autocast("mlp", *tensors)
         input, weight1, bias1, weight2, bias2 = tensors  # type: ignore[assignment]
     _check_shapes(input, weight1, bias1, weight2, bias2)
-    chosen = choose("mlp", kind.device, backend)
+    chosen = choose_product("mlp", input.dtype, kind.device, backend, precision)
+    how = precision, chosen
     rows = input if input.dim() > 1 else input[None]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        out = _mlp(rows, weight1, weight2, bias1, bias2, activation, chosen)[0]
+        out = _mlp(rows, weight1, weight2, bias1, bias2, activation, *how)[0]
     else:
-        hidden = linear_operator(rows, weight1, bias1, None, activation, False, chosen)
-        out = linear_operator(hidden, weight2, bias2, None, "none", False, chosen)
+        hidden = linear_operator(rows, weight1, bias1, None, activation, False, *how)
+        out = linear_operator(hidden, weight2, bias2, None, "none", False, *how)
     return out if input.dim() > 1 else out[0]
 
 
@@ -101,11 +109,12 @@ def _forward(
     bias1: Tensor | None,
     bias2: Tensor | None,
     activation: str,
+    precision: str | None,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     before = input.new_empty((*input.shape[:-1], weight1.shape[0]))
-    hidden = run_layer(before, input, weight1, bias1, None, activation, False, backend)
-    out = run_layer(None, hidden, weight2, bias2, None, "none", False, backend)
+    hidden = run_layer(before, input, weight1, bias1, None, activation, False, precision, backend)
+    out = run_layer(None, hidden, weight2, bias2, None, "none", False, precision, backend)
     return out, before, hidden
 
 
@@ -116,7 +125,7 @@ def _fake(input: Tensor, weight1: Tensor, weight2: Tensor, *_: Any) -> tuple[Ten
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    *_, bias1, bias2, ctx.activation, ctx.backend = inputs
+    *_, bias1, bias2, ctx.activation, ctx.precision, ctx.backend = inputs
     ctx.biases = [
         None if bias is None else (bias.shape, bias.dtype, 1, ctx.backend)
         for bias in (bias1, bias2)
@@ -124,21 +133,26 @@ def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> tup
     return (*inputs[:3], *outputs[1:])
 
 
+def _hidden(ctx: Any) -> tuple[Any, ...]:
+    """How the hidden gradient of a context's call is computed."""
+    return ctx.activation, ctx.precision, ctx.backend
+
+
 def _gradients(
     ctx: Any, grad: Tensor | None, of_before: Tensor | None, of_hidden: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     input, weight1, weight2, before, hidden = ctx.saved_tensors
-    activation, backend = ctx.activation, ctx.backend
+    activation, backend, product_of = ctx.activation, ctx.backend, multiply_like(ctx)
     needs = ctx.needs_input_grad
     by_weight2 = by_bias2 = None
     parts = [] if of_before is None else [of_before]
     if grad is not None:
         if needs[2]:
-            by_weight2 = multiply(rows_of(grad).mT, rows_of(hidden), backend)
+            by_weight2 = product_of(rows_of(grad).mT, rows_of(hidden))
         if needs[4]:
             by_bias2 = unbroadcast(grad, *ctx.biases[1])
         if needs[0] or needs[1] or needs[3]:
-            parts.append(_hidden_gradient(grad, weight2, before, activation, backend))
+            parts.append(_hidden_gradient(grad, weight2, before, *_hidden(ctx)))
     if of_hidden is not None:
         parts.append(activation_backward(of_hidden, before, activation, backend))
     if not parts:
@@ -147,8 +161,8 @@ def _gradients(
     for part in parts[1:]:
         through = add(through, part, backend=backend)
     return (
-        multiply(through, weight1, backend) if needs[0] else None,
-        multiply(rows_of(through).mT, rows_of(input), backend) if needs[1] else None,
+        product_of(through, weight1) if needs[0] else None,
+        product_of(rows_of(through).mT, rows_of(input)) if needs[1] else None,
         by_weight2,
         unbroadcast(through, *ctx.biases[0]) if needs[3] else None,
         by_bias2,
@@ -160,35 +174,35 @@ def _tangent(
 ) -> tuple[Tensor, ...]:
     input, weight1, weight2, before, hidden = ctx.saved_tensors
     backend = ctx.backend
-    of_before = _affine(input, weight1, of_input, of_weight1, of_bias1, backend)
+    of_before = _affine(ctx, input, weight1, of_input, of_weight1, of_bias1)
     of_hidden = None
     if of_before is not None:
         of_hidden = activation_backward(of_before, before, ctx.activation, backend)
-    of_out = _affine(hidden, weight2, of_hidden, of_weight2, of_bias2, backend)
+    of_out = _affine(ctx, hidden, weight2, of_hidden, of_weight2, of_bias2)
     kept = (torch.zeros_like(before) if t is None else t for t in (of_before, of_hidden))
     assert of_out is not None
     return (of_out, *kept)
 
 
 def _affine(
-    input: Tensor, weight: Tensor, of_input: Any, of_weight: Any, of_bias: Any, backend: str
+    ctx: Any, input: Tensor, weight: Tensor, of_input: Any, of_weight: Any, of_bias: Any
 ) -> Tensor | None:
     """The tangent of a layer without activation; None if it is zero."""
-    parts = []
+    parts, product_of = [], multiply_like(ctx)
     if of_input is not None:
-        parts.append(multiply(of_input, weight.mT, backend))
+        parts.append(product_of(of_input, weight.mT))
     if of_weight is not None:
-        parts.append(multiply(input, of_weight.mT, backend))
+        parts.append(product_of(input, of_weight.mT))
     if of_bias is not None:
         parts.append(of_bias.expand(*input.shape[:-1], weight.shape[0]))
     while len(parts) > 1:
-        parts.append(add(parts.pop(), parts.pop(), backend=backend))
+        parts.append(add(parts.pop(), parts.pop(), backend=ctx.backend))
     return parts[0] if parts else None
 
 
 _mlp = Operator(
     "mlp(Tensor input, Tensor weight1, Tensor weight2, Tensor? bias1, Tensor? bias2, "
-    "str activation, str backend) -> (Tensor, Tensor, Tensor)",
+    "str activation, str? precision, str backend) -> (Tensor, Tensor, Tensor)",
     forward=_forward,
     fake=_fake,
     save=_save,
@@ -199,54 +213,58 @@ _mlp = Operator(
 
 
 def _forward_hidden(
-    grad_output: Tensor, weight: Tensor, before: Tensor, activation: str, backend: str
+    grad_output: Tensor,
+    weight: Tensor,
+    before: Tensor,
+    activation: str,
+    precision: str | None,
+    backend: str,
 ) -> Tensor:
     out = torch.empty_like(before, memory_format=torch.contiguous_format)
-    how = activation, precision_of(grad_output)
+    how = activation, precision_of(grad_output, precision)
     run(backend, "mlp", "mlp_backward", grad_output, weight, before, *how, out)
     return out
 
 
 def _save_hidden(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Tensor, ...]:
-    *tensors, ctx.activation, ctx.backend = inputs
+    *tensors, ctx.activation, ctx.precision, ctx.backend = inputs
     return tuple(tensors)
 
 
 def _gradients_of_hidden(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad_output, weight, before = ctx.saved_tensors
     needs_grad, needs_weight, needs_before = ctx.needs_input_grad[:3]
-    backend = ctx.backend
-    through = activation_backward(grad, before, ctx.activation, backend)
-    by_grad = multiply(through, weight.mT, backend) if needs_grad else None
+    product_of = multiply_like(ctx)
+    through = activation_backward(grad, before, ctx.activation, ctx.backend)
+    by_grad = product_of(through, weight.mT) if needs_grad else None
     by_weight = None
     if needs_weight:
-        by_weight = multiply(rows_of(grad_output).mT, rows_of(through), backend)
+        by_weight = product_of(rows_of(grad_output).mT, rows_of(through))
     by_before = None
     if needs_before:
-        by_before = bend(multiply(grad_output, weight, backend), before, grad, ctx.activation)
+        by_before = bend(product_of(grad_output, weight), before, grad, ctx.activation)
     return by_grad, by_weight, by_before
 
 
 def _tangent_of_hidden(ctx: Any, of_grad: Any, of_weight: Any, of_before: Any) -> Tensor:
     grad_output, weight, before = ctx.saved_tensors
-    activation, backend = ctx.activation, ctx.backend
     parts = []
     if of_grad is not None:
-        parts.append(_hidden_gradient(of_grad, weight, before, activation, backend))
+        parts.append(_hidden_gradient(of_grad, weight, before, *_hidden(ctx)))
     if of_weight is not None:
-        parts.append(_hidden_gradient(grad_output, of_weight, before, activation, backend))
+        parts.append(_hidden_gradient(grad_output, of_weight, before, *_hidden(ctx)))
     if of_before is not None:
-        product = multiply(grad_output, weight, backend)
-        parts.append(bend(product, before, of_before, activation))
+        product = multiply_like(ctx)(grad_output, weight)
+        parts.append(bend(product, before, of_before, ctx.activation))
     return sum(parts[1:], parts[0])
 
 
 # (grad_output · weight) times the activation's derivative at `before`, in one launch.
 _hidden_gradient = Operator(
-    "mlp_backward(Tensor grad_output, Tensor weight, Tensor before, str activation, str backend) "
-    "-> Tensor",
+    "mlp_backward(Tensor grad_output, Tensor weight, Tensor before, str activation, "
+    "str? precision, str backend) -> Tensor",
     forward=_forward_hidden,
-    fake=lambda grad_output, weight, before, activation, backend: torch.empty_like(
+    fake=lambda grad_output, weight, before, *how: torch.empty_like(
         before, memory_format=torch.contiguous_format
     ),
     save=_save_hidden,

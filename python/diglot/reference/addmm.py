@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from diglot.reference.matmul import expected_product
+from diglot.reference.matmul import expected_product, multiply_into
 from diglot.reference.specs import Expected, OpSpec, nbytes
 
 
@@ -16,19 +16,20 @@ def addmm_forward(
     input: torch.Tensor | None,
     beta: float,
     alpha: float,
+    batch_invariant: bool,
     precision: str,
     out: torch.Tensor,
     scratch: torch.Tensor | None,
 ) -> str:
-    """out = beta * input + alpha * mat1 @ mat2, by PyTorch's own op. It reads the switch of
-    `precision` itself.
+    """out = beta * input + alpha * mat1 @ mat2, by PyTorch's own ops. They promise no order of
+    sums, and read the switch of `precision` themselves.
     """
-    if mat1.dim() > 2 or mat2.dim() > 2:  # torch.vmap's batches
-        torch.matmul(mat1, mat2, out=out).mul_(alpha)
+    # torch.vmap makes batches.
+    if input is None or out.dtype != mat1.dtype or mat1.dim() > 2 or mat2.dim() > 2:
+        multiply_into(out, mat1, mat2)
+        out.mul_(alpha)
         if input is not None:
             out.add_(input, alpha=beta)
-    elif input is None:
-        torch.mm(mat1, mat2, out=out).mul_(alpha)
     else:
         torch.addmm(input, mat1, mat2, beta=beta, alpha=alpha, out=out)
     return "aten"

@@ -13,6 +13,7 @@ from diglot.reference.addmm import (
     gradient_itself,
 )
 from diglot.reference.bmm import batch_shape
+from diglot.reference.matmul import multiply_into
 from diglot.reference.specs import Expected, OpSpec, nbytes
 
 
@@ -22,19 +23,21 @@ def baddbmm_forward(
     input: torch.Tensor | None,
     beta: float,
     alpha: float,
+    batch_invariant: bool,
     precision: str,
     out: torch.Tensor,
     scratch: torch.Tensor | None,
 ) -> str:
-    """out = beta * input + alpha * batch1 @ batch2, by PyTorch's own op. It reads the switch of
-    `precision` itself.
+    """out = beta * input + alpha * batch1 @ batch2, by PyTorch's own ops. They promise no order
+    of sums, and read the switch of `precision` themselves.
     """
-    if batch1.dim() != 3 or batch2.dim() != 3 or batch1.shape[0] != batch2.shape[0]:
-        torch.matmul(batch1, batch2, out=out).mul_(alpha)  # torch.vmap's batches
+    # torch.vmap makes others.
+    are_batches = batch1.dim() == batch2.dim() == 3 and batch1.shape[0] == batch2.shape[0]
+    if input is None or out.dtype != batch1.dtype or not are_batches:
+        multiply_into(out, batch1, batch2)
+        out.mul_(alpha)
         if input is not None:
             out.add_(input, alpha=beta)
-    elif input is None:
-        torch.bmm(batch1, batch2, out=out).mul_(alpha)
     else:
         torch.baddbmm(input, batch1, batch2, beta=beta, alpha=alpha, out=out)
     return "aten"

@@ -7,19 +7,22 @@ from __future__ import annotations
 import torch
 
 from diglot.reference.addmm import expected_added_gradients
-from diglot.reference.matmul import expected_product
+from diglot.reference.matmul import expected_product, multiply_into
 from diglot.reference.specs import Expected, OpSpec, nbytes
 
 
 def bmm_forward(
     input: torch.Tensor,
     mat2: torch.Tensor,
+    batch_invariant: bool,
     precision: str,
     out: torch.Tensor,
     scratch: torch.Tensor | None,
 ) -> str:
-    """out = input @ mat2, by PyTorch's own op. It reads the switch of `precision` itself."""
-    torch.matmul(input, mat2, out=out)
+    """out = input @ mat2, by PyTorch's own op. It promises no order of sums, and reads the switch
+    of `precision` itself.
+    """
+    multiply_into(out, input, mat2)
     return "aten"
 
 

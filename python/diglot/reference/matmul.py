@@ -20,10 +20,26 @@ def matmul_forward(
     of `precision` itself.
     """
     if other.dim() == 2:
-        torch.mm(rows_of(input), other, out=rows_of(out))
+        multiply_into(rows_of(out), rows_of(input), other)
     else:
-        torch.matmul(input, other, out=out)
+        multiply_into(out, input, other)
     return "aten"
+
+
+def multiply_into(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """out = a @ b, whose dtype may be wider. PyTorch has such products on GPUs alone; elsewhere
+    the operands are widened, which is exact.
+    """
+    if a.dtype == out.dtype:
+        torch.matmul(a, b, out=out)
+    elif a.device.type != "cuda":
+        torch.matmul(a.to(out.dtype), b.to(out.dtype), out=out)
+    elif out.dim() == 2:
+        torch.mm(a, b, out_dtype=out.dtype, out=out)
+    else:
+        batch = out.shape[:-2]
+        a, b = (t.expand(*batch, *t.shape[-2:]).flatten(0, -3) for t in (a, b))
+        torch.bmm(a, b, out_dtype=out.dtype, out=out.flatten(0, -3))
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:

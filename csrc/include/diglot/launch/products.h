@@ -54,6 +54,8 @@ struct Product {
   Product(const Operand& a, const Operand& b, const Around& around, const Operand& c)
       : Product({&a, &b, &c}, around, {c, a, b, input_of(around, c)}) {}
 
+  // Whether C is float32 while A and B have 16 bits.
+  bool is_wide() const { return c->dtype == DType::kFloat32 && size_of(a->dtype) == 2; }
   int64_t planned_m() const { return is_batch_invariant ? int64_t{1} << 16 : m; }
 
   // Whether nothing but the bias is summed, or nothing at all is written.
@@ -163,13 +165,14 @@ struct Product {
 // operands lie.
 inline void choose_numbers(Planner& planner, const Product& product, std::string layout) {
   if (product.is_batch_invariant) return;
+  if (product.is_wide()) layout += ", wide";
   planner.choose(std::move(layout), {product.m, product.n, product.k, product.batches.numel},
                  {product.a});
 }
 
 // The same, of a precision of float32 products: "ieee" or "tf32".
 inline Product with_precision(Product product, std::string_view precision) {
-  product.is_tf32 = precision == "tf32" && product.c->dtype == DType::kFloat32;
+  product.is_tf32 = precision == "tf32" && product.a->dtype == DType::kFloat32;
   return product;
 }
 
@@ -177,6 +180,12 @@ inline Product with_precision(Product product, std::string_view precision) {
 using TensorCorePlanner = bool (*)(Planner& planner, const Product& product);
 // Null where the build has no such kernels: their file is compiled for sm_90a alone.
 inline TensorCorePlanner& tensor_core_planner() {
+  static TensorCorePlanner planner = nullptr;
+  return planner;
+}
+
+// The same of wide products, from another such file.
+inline TensorCorePlanner& wide_planner() {
   static TensorCorePlanner planner = nullptr;
   return planner;
 }

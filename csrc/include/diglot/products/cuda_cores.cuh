@@ -214,10 +214,10 @@ DIGLOT_DEVICE void sum_products(Value (&sums)[Shape::kSide][Shape::kSide], const
   }
 }
 
-// Computes a tile of C.
-template <typename T, typename Shape, typename Product>
+// Computes a tile of C, which is of type Out.
+template <typename T, typename Shape, typename Product, typename Out>
 DIGLOT_DEVICE void multiply_tile(const T* a, const T* b, const Product& product,
-                                 const Epilogue<T>& epilogue, const Tile& tile) {
+                                 const Epilogue<Out>& epilogue, const Tile& tile) {
   const ThreadPlace place = place_of_thread();
   const auto start_of = [](int number) { return int64_t{number} * Shape::kTile; };
   const int64_t row = start_of(tile.row), column = start_of(tile.column);
@@ -238,8 +238,8 @@ DIGLOT_DEVICE void multiply_tile(const T* a, const T* b, const Product& product,
 }
 
 // Computes the block's tile.
-template <typename T, typename Shape>
-DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const Epilogue<T>& epilogue,
+template <typename T, typename Shape, typename Out>
+DIGLOT_DEVICE void multiply_by_fma(const T* a, const T* b, const Epilogue<Out>& epilogue,
                                    const FmaProduct& product) {
   const int64_t index = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
   if (index >= product.schedule.count()) return;

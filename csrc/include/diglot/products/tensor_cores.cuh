@@ -112,6 +112,24 @@ struct WgmmaShape {
   static_assert(sizeof(Shared) <= kSharedBytes - 1024);
 };
 
+// Of 16-bit operands, while C is float32. Its panels take as many bytes as two of C with 16 bits.
+template <typename T, int kColumns_>
+struct WideShape : WgmmaShape<T, kColumns_> {
+  using Narrow = WgmmaShape<T, kColumns_>;
+  static constexpr int kPartPanels = 1;
+  static constexpr Swizzle kPanelSwizzle = Swizzle::k128;
+  using PanelC =
+      SmemTile<MmaType::kTf32, Major::kK, kPanelSwizzle, Narrow::kPanelLines, Narrow::kPanel>;
+  static_assert(PanelC::kBytes == Narrow::kPartBytes);
+
+  struct Shared {
+    char a[Narrow::kStages][Narrow::kBytesA];
+    char b[Narrow::kStages][Narrow::kBytesB];
+    char c[Narrow::kConsumers][Narrow::kParts][kPartPanels][PanelC::kBytes];
+    Mbarrier are_there[Narrow::kConsumers];  // of ClusterParts
+  };
+};
+
 // How an operand's matrices lie in a batch: 0 where all share one along a dimension.
 struct TmaBatch {
   int step[kTmaBatchRank];
@@ -399,11 +417,12 @@ struct Turns {
   }
 };
 
-// Multiplies and stores all tiles of the block, or those of this consumer's turns.
-template <typename T, typename Shape>
+// Multiplies and stores all tiles of the block, or those of this consumer's turns. C is of type
+// Out.
+template <typename T, typename Shape, typename Out>
 DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
                                   const TensorMap& map_c, const TensorMap& map_before,
-                                  const Epilogue<T>& epilogue, char* scratch,
+                                  const Epilogue<Out>& epilogue, char* scratch,
                                   const WgmmaProduct& product) {
   // Sums of 16-bit types leave registers for a bias, where little else follows them.
   constexpr bool kKeepsBias = sizeof(T) == 2 && Shape::kIsPlain;
@@ -425,7 +444,7 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
     const Tile tile = part.tile;
     const int row = tile.row * cluster * Shape::kRows + first_row,
               column = tile.column * Shape::kColumns;
-    TileBias<T, Shape> bias;
+    TileBias<Out, Shape> bias;
     if constexpr (kKeepsBias) bias.load(epilogue, row, column);
     float sums[Shape::kHalves][Shape::kSums];
     turns.await();
@@ -435,8 +454,8 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
                               });
     const BatchPlace place = place_in_batch(product, tile.batch);
     const auto finish = [&](auto& half, int first, auto has) {
-      finish_rows<T, Shape>(half, stored, map_c, map_before, epilogue, product,
-                            kKeepsBias ? &bias : nullptr, row + first, column, place, has);
+      finish_rows<Out, Shape>(half, stored, map_c, map_before, epilogue, product,
+                              kKeepsBias ? &bias : nullptr, row + first, column, place, has);
     };
     const auto has_all = [](int) { return true; };
     if constexpr (Shape::kTakesTurns) {
@@ -526,9 +545,9 @@ DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, Clu
   cluster.wait();
 }
 
-template <typename T, typename Shape>
+template <typename T, typename Shape, typename Out>
 DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
-                                     const TensorMap& map_before, const Epilogue<T>& epilogue,
+                                     const TensorMap& map_before, const Epilogue<Out>& epilogue,
                                      char* scratch, const WgmmaProduct& product) {
   if (threadIdx.x == Shape::kThreads - 1) {  // a thread with nothing else to do
     tma_prefetch_map(a);
