@@ -92,7 +92,7 @@ def test_derivatives(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pytorch_knows_the_operator(backend):
     input, a, b = operands(torch.float32, m=3, n=5, k=4)
-    torch.library.opcheck(_addmm.dispatched, (a, b, input, 0.5, 2.0, backend))
+    torch.library.opcheck(_addmm.dispatched, (a, b, input, 0.5, 2.0, None, False, None, backend))
     with torch.autocast(DEVICE, torch.bfloat16):
         assert diglot.addmm(input, a, b, backend=backend).dtype == torch.bfloat16
 

@@ -31,18 +31,34 @@ def operands(dtype, rows=MOST, n=N, k=K):
     return normal(rows, k, dtype=dtype), normal(k, n, dtype=dtype), normal(n, dtype=dtype)
 
 
+def products(b, bias):
+    """Functions of rows (M, K), or of a batch of them, and whether a bias is added."""
+    batch = torch.stack([b, b.flip(0)])
+    return {
+        "matmul": (lambda x, **how: diglot.matmul(x, b, **how), False),
+        "linear": (lambda x, **how: diglot.linear(x, b.mT, bias, **how), True),
+        "addmm": (lambda x, **how: diglot.addmm(bias, x, b, **how), True),
+        "bmm": (lambda x, **how: diglot.bmm(pairs(x), batch, **how)[0], False),
+        "baddbmm": (lambda x, **how: diglot.baddbmm(bias, pairs(x), batch, **how)[0], True),
+    }
+
+
+def pairs(rows):
+    """Rows as a batch's first matrix. Its second one has them in another order."""
+    return torch.stack([rows, rows.flip(0)])
+
+
 def assert_rows(rows, dtype, backend, way):
     context, option = WAYS[way]
     a, b, bias = operands(dtype)
     option = {**option, "backend": backend}
     with context():
-        product, sum_ = diglot.matmul(a, b, **option), diglot.linear(a, b.mT, bias, **option)
-        assert_product(product, a, b)
-        assert_product(sum_, a, b, bias)
-        for m in rows:
-            part = slice(MOST - m, MOST) if m % 2 else slice(m)
-            assert torch.equal(diglot.matmul(a[part], b, **option), product[part]), m
-            assert torch.equal(diglot.linear(a[part], b.mT, bias, **option), sum_[part]), m
+        for op, (function, has_bias) in products(b, bias).items():
+            whole = function(a, **option)
+            assert_product(whole, a, b, bias if has_bias else None)
+            for m in rows:
+                part = slice(MOST - m, MOST) if m % 2 else slice(m)
+                assert torch.equal(function(a[part], **option), whole[part]), (op, m)
 
 
 @each_way
@@ -53,14 +69,37 @@ def test_few_numbers_of_rows(backend, dtype, way):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("op", ["matmul", "addmm", "bmm", "baddbmm"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @each_backend
-def test_every_number_of_rows(backend, dtype):
-    a, b, _ = operands(dtype)
+def test_every_number_of_rows(backend, dtype, op):
+    a, b, bias = operands(dtype)
+    function, _ = products(b, bias)[op]
     option = {"batch_invariant": True, "backend": backend}
-    whole = diglot.matmul(a, b, **option)
+    whole = function(a, **option)
     for m in range(1, MOST):
-        assert torch.equal(diglot.matmul(a[:m], b, **option), whole[:m]), m
+        assert torch.equal(function(a[:m], **option), whole[:m]), m
+
+
+@each_backend
+def test_rows_of_batches(backend):
+    """However many matrices there are, and however they and the input lie."""
+    dtype = torch.bfloat16
+    a, b = normal(3, 40, K, dtype=dtype), normal(3, K, N, dtype=dtype)
+    input = normal(3, 40, N, dtype=dtype)
+    option = {"batch_invariant": True, "backend": backend}
+    product = diglot.bmm(a, b, **option)
+    sums = diglot.baddbmm(input, a, b, beta=-2, alpha=0.5, **option)
+    for matrices in (slice(1), slice(1, 3)):
+        for rows in (slice(40), slice(7), slice(11, 12)):
+            x, y, beside = a[matrices, rows], b[matrices], input[matrices, rows]
+            for given in (x, laid_out(x, True), surrounded(x), x.repeat_interleave(2, 1)[:, ::2]):
+                assert torch.equal(diglot.bmm(given, y, **option), product[matrices, rows])
+                for added in (beside, laid_out(beside, True), surrounded(beside)):
+                    result = diglot.baddbmm(added, given, y, beta=-2, alpha=0.5, **option)
+                    assert torch.equal(result, sums[matrices, rows])
+    one = diglot.addmm(input[0], a[0], b[0], beta=-2, alpha=0.5, **option)
+    assert torch.equal(one, sums[0])
 
 
 @pytest.mark.parametrize("k", [40, 77])
@@ -96,10 +135,12 @@ def test_gradients(backend):
         return torch.autograd.grad(function(leaf), leaf, grad[:rows])[0]
 
     option = {"batch_invariant": True, "backend": backend}
-    for function in (
-        lambda x: diglot.matmul(x, b, **option),
-        lambda x: diglot.linear(x, b.mT, bias, **option),
-    ):
+    scaled = {"scaled": (lambda x, **how: diglot.addmm(bias, x, b, alpha=0.5, **how), True)}
+    for product, _ in {**products(b, bias), **scaled}.values():
+
+        def function(x, product=product):
+            return product(x, **option)
+
         with diglot.record_runs() as runs:
             whole = gradient(function, 70)
         assert not any("exchanged" in run.variant for run in runs)
@@ -115,30 +156,33 @@ def test_plans_do_not_depend_on_rows(backend, way):
     context, option = WAYS[way]
     b, odd = (torch.empty(1024, n, dtype=torch.bfloat16) for n in (4096, 4095))
     for other in (b, odd):
-        found = set()
-        for m in (1, 16, 64, 128, 300, 4096):
-            a = torch.empty(m, 1024, dtype=torch.bfloat16)
-            with context(), plan_runs(Device(90, 132, 228 << 10, True, "h200")) as runs:
-                diglot.matmul(a, other, **option, backend=backend)
-            plan = runs[-1].plan
-            found.add((plan.variant, plan.launches[-1].kernel))
-        assert len(found) == 1, found
-        assert "exchanged" not in plan.variant and "parts" not in plan.variant
+        of_other = products(other, torch.empty(other.shape[1], dtype=torch.bfloat16))
+        for op, (function, _) in of_other.items():
+            found = set()
+            for m in (1, 16, 64, 128, 300, 4096):
+                a = torch.empty(m, 1024, dtype=torch.bfloat16)
+                with context(), plan_runs(Device(90, 132, 228 << 10, True, "h200")) as runs:
+                    function(a, **option, backend=backend)
+                plan = runs[-1].plan
+                found.add((plan.variant, plan.launches[-1].kernel))
+            assert len(found) == 1, (op, found)
+            assert "exchanged" not in plan.variant and "parts" not in plan.variant
 
 
 def test_the_backend():
     """PyTorch's products promise no order, so they are no answer to the argument."""
     a, b, bias = operands(torch.float32, rows=3)
     for backend in ("torch", "auto") if DEVICE == "cpu" else ("torch",):
-        with pytest.raises(diglot.BackendUnavailable, match=r"batch.invariant"):
-            diglot.matmul(a, b, batch_invariant=True, backend=backend)
-        with pytest.raises(diglot.BackendUnavailable, match=r"batch.invariant"):
-            diglot.linear(a, b.mT, bias, batch_invariant=True, backend=backend)
+        for function, _ in products(b, bias).values():
+            with pytest.raises(diglot.BackendUnavailable, match=r"batch.invariant"):
+                function(a, batch_invariant=True, backend=backend)
     meta = torch.empty(3, K, device="meta")
     assert diglot.matmul(meta, b.to("meta"), batch_invariant=True).shape == (3, N)
     with diglot.use_plans("invariant"):
-        assert_product(diglot.matmul(a, b), a, b)
-        assert diglot.last_run().backend == ("torch" if DEVICE == "cpu" else "cuda")
+        for op, (function, has_bias) in products(b, bias).items():
+            assert_product(function(a), a, b, bias if has_bias else None)
+            assert diglot.last_run().backend == ("torch" if DEVICE == "cpu" else "cuda")
+            assert diglot.last_run().op == op
     assert_product(diglot.matmul(a, b), a, b)
     assert diglot.last_run().backend == "torch"
 

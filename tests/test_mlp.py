@@ -91,7 +91,7 @@ def test_module(backend):
     torch.testing.assert_close(layers(x[0]), expected[0])
     assert diglot.last_run().backend == backend
     x, (w1, b1, w2, b2) = operands(torch.float32)[0], operands(torch.float32)[1:]
-    torch.library.opcheck(_mlp.dispatched, (x, w1, w2, b1, b2, "gelu", backend))
+    torch.library.opcheck(_mlp.dispatched, (x, w1, w2, b1, b2, "gelu", None, backend))
     assert activate(x, "none") is x
 
 

@@ -147,8 +147,8 @@ def test_transforms_of_linear(backend):
 def test_operators_pass_opcheck(backend):
     a, b = leaves((2, 3, 4), (4, 5))
     x, weight, bias = leaves((2, 3, 4), (5, 4), (5,))
-    torch.library.opcheck(matmul_operator.dispatched, (a, b, False, backend))
-    arguments = x, weight, bias, None, "none", False, backend
+    torch.library.opcheck(matmul_operator.dispatched, (a, b, None, False, None, backend))
+    arguments = x, weight, bias, None, "none", False, None, backend
     torch.library.opcheck(linear_operator.dispatched, arguments)
 
 

@@ -13,6 +13,7 @@ from planted.library import ROOT
 from product_cases import LAYOUTS, assert_product, integers, normal, operands, surrounded
 
 import diglot
+from diglot.ops.products import choose_product
 from diglot.reference.matmul import matmul_oracle
 
 F32 = torch.float32
@@ -196,6 +197,95 @@ def test_gradients(backend):
     assert torch.equal(a.grad, b.detach().sum(1).expand(200, 232))
     assert torch.equal(b.grad, a.detach().sum(0)[:, None].expand(232, 216))
     assert len(runs) == 3 and all(", TF32" in run.variant for run in runs)
+
+
+def calls():
+    """Products of a (70, 96), b (96, 72) and a row, as functions of options."""
+    a, b, row = normal(70, 96, dtype=F32), normal(96, 72, dtype=F32), normal(72, dtype=F32)
+    more = normal(40, 72, dtype=F32)
+    return (a, b, row), {
+        "matmul": lambda a, b, row, **how: diglot.matmul(a, b, **how),
+        "linear": lambda a, b, row, **how: diglot.linear(a, b.mT, row, **how),
+        "addmm": lambda a, b, row, **how: diglot.addmm(row, a, b, alpha=0.5, **how),
+        "bmm": lambda a, b, row, **how: diglot.bmm(a[None], b[None], **how),
+        "baddbmm": lambda a, b, row, **how: diglot.baddbmm(row, a[None], b[None], **how),
+        "mlp": lambda a, b, row, **how: diglot.mlp(a, b.mT, row, more, None, "relu", **how),
+    }
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_precision_of_a_call(backend):
+    """It outweighs the switch, in the gradients too, even if the switch has changed by then."""
+    given, functions = calls()
+    for op, function in functions.items():
+        for asked, switched in (("tf32", "ieee"), ("ieee", "tf32")):
+            leaves = [t.clone().requires_grad_() for t in given]
+            with precision(switched), diglot.backends.record_runs() as runs:
+                result = function(*leaves, precision=asked, backend=backend)
+                grads = torch.autograd.grad(result.square().sum(), leaves[:2], create_graph=True)
+                torch.autograd.grad(sum(g.sum() for g in grads), leaves[:2])
+            variants = [run.variant for run in runs if run.launcher.endswith(
+                ("mm_forward", "matmul_forward", "linear_forward", "mlp_backward"))]  # fmt: skip
+            assert len(variants) >= 5, op
+            assert all((", TF32" in variant) == (asked == "tf32") for variant in variants), op
+        with precision("tf32"):
+            switch = function(*given, backend=backend)
+        assert torch.equal(function(*given, precision="tf32", backend=backend), switch), op
+        assert torch.equal(function(*given, precision="ieee", backend=backend),
+                           function(*given, backend=backend)), op  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_precision_of_modules(backend):
+    x = normal(70, 96, dtype=F32)
+    for module in (diglot.nn.Linear(96, 72, precision="tf32", backend=backend),
+                   diglot.nn.MLP(96, 72, precision="tf32", backend=backend)):  # fmt: skip
+        module = module.to(DEVICE)
+        assert "precision='tf32'" in repr(module)
+        module(x)
+        assert ", TF32" in diglot.last_run().variant
+        module.precision = None
+        module(x)
+        assert ", TF32" not in diglot.last_run().variant
+    for make in (diglot.nn.Linear, diglot.nn.MLP):
+        with pytest.raises(
+            ValueError, match=r"precision must be None or one of \('ieee', 'tf32'\)"
+        ):
+            make(2, 3, precision="TF32")
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_compiled_precision(backend):
+    torch._dynamo.reset()
+    given, functions = calls()
+    for function in functions.values():
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        for asked in ("tf32", "ieee"):
+            how = {"precision": asked, "backend": backend}
+            assert torch.equal(compiled(*given, **how), function(*given, **how))
+    torch._dynamo.reset()
+
+
+def test_precision_on_other_backends():
+    """PyTorch's products on a GPU know only switches. On a CPU there is no TF32 to forbid."""
+    given, functions = calls()
+    for op, function in functions.items():
+        with pytest.raises(ValueError, match=f"{op}: precision must be None or one of"):
+            function(*given, precision="highest")
+        if DEVICE == "cuda":
+            function(*given, precision="ieee")
+            assert diglot.last_run().backend in ("cuda", "triton")
+            with pytest.raises(diglot.BackendUnavailable, match="products know only switches"):
+                function(*given, precision="ieee", backend="torch")
+            halves = [t.bfloat16() for t in given]
+            if op != "mlp":  # it has a matrix of its own
+                function(*halves, precision="tf32", backend="torch")
+        else:
+            result = function(*given, precision="tf32", backend="torch")
+            assert torch.equal(result, function(*given, backend="torch"))
+            on_gpu = torch.device("cuda", 0)
+            with pytest.raises(diglot.BackendUnavailable):
+                choose_product(op, F32, on_gpu, "torch", "ieee")
 
 
 HEADER = ROOT / "csrc/include/diglot/products/padded_copy.cuh"
