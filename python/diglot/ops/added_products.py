@@ -157,15 +157,14 @@ def added_product(op: str, first: str, second: str) -> Operator:
             input = input.reshape(input.shape[0], *ones, *input.shape[1:])
         return operator(a, b, input, *options), 0
 
-    def check(a: Tensor, b: Tensor, input: Tensor | None = None) -> bool:
+    def check(a: Tensor, b: Tensor, input: Tensor) -> bool:
         is_cast = check_operands(op, **{first: a, second: b})
-        if input is not None:
-            check_floating(op, "input", input)
-            if input.device != a.device:
-                raise ValueError(
-                    f"{op}: {first} and input must be on one device, not on {a.device} and "
-                    f"{input.device}"
-                )
+        check_floating(op, "input", input)
+        if input.device != a.device:
+            raise ValueError(
+                f"{op}: {first} and input must be on one device, not on {a.device} and "
+                f"{input.device}"
+            )
         return is_cast
 
     operator = Operator(
