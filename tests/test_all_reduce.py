@@ -21,6 +21,7 @@ from diglot.reference.distributed.all_reduce import all_reduce_oracle
 
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="test_distributed_on_gpu.py has GPUs")
 
+EVERY_PROTOCOL = ["push", "pull", "in place", "two shots", "two shots in place"]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Elements, dtype, op, protocol, and elements before the tensor in its storage.
 CASES = [
@@ -35,6 +36,13 @@ CASES = [
     (2048, FP32, "sum", "pull", 0),
     (9001, BF16, "max", "pull", 0),  # several launches
     (300, FP16, "min", "push", 0),
+    (1, FP32, "sum", "two shots", 0),  # most ranks have no part of it
+    (1003, BF16, "avg", "two shots", 0),
+    (1999, FP16, "sum", "two shots", 1),
+    (5000, FP32, "sum", "two shots", 0),  # several launches
+    (70, BF16, "min", "two shots in place", 0),
+    (1777, FP32, "max", "two shots in place", 0),
+    (9001, BF16, "sum", "two shots in place", 0),  # several launches
 ]
 
 
@@ -61,10 +69,12 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def reduce_cases(ranks: Ranks, backend: str, rank: int) -> list[torch.Tensor]:
-    results = []
+    results, room = [], ranks.layout.room
     for case, (n, dtype, op, protocol, offset) in enumerate(CASES):
         x = inputs(ranks.layout.ranks, case, n, dtype, offset)[rank]
-        results.append(ranks.reduce(backend, rank, x, op, protocol))
+        if protocol.endswith("in place"):
+            x = ranks.spaces[rank].view(torch.uint8)[room:].view(dtype)[:n].copy_(x)
+        results.append(ranks.reduce(backend, rank, x, op, protocol, source=room))
         ranks.barrier(backend, rank)
     return results
 
@@ -72,7 +82,7 @@ def reduce_cases(ranks: Ranks, backend: str, rank: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_rank_gets_the_bits_of_the_oracle(backend, count):
-    results = at_once(backend, Ranks(count), reduce_cases)
+    results = at_once(backend, Ranks(count, symmetric=1 << 15), reduce_cases)
     for case, (n, dtype, op, _, offset) in enumerate(CASES):
         expected = all_reduce_oracle(inputs(count, case, n, dtype, offset), op)
         for rank in range(count):
@@ -84,7 +94,7 @@ def test_every_rank_gets_the_bits_of_the_oracle(backend, count):
 ORDERED = torch.tensor([[1, 1e8, 1e8], [1e8, 1, -1e8], [-1e8, -1e8, 1]])
 
 
-@pytest.mark.parametrize("protocol", ["push", "pull"])
+@pytest.mark.parametrize("protocol", ["push", "pull", "two shots"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_sums_are_in_the_order_of_ranks(backend, protocol):
     def work(ranks, backend, rank):
@@ -97,7 +107,8 @@ def test_sums_are_in_the_order_of_ranks(backend, protocol):
 # Two calls of each protocol that follow each other use its two buffers; a third one the first.
 PROTOCOLS = [
     (900, "push"), (900, "push"), (900, "push"), (5, "push"), (2000, "in place"),
-    (2000, "in place"), (2000, "pull"), (2000, "pull"), (1500, "pull"),
+    (2000, "in place"), (2000, "pull"), (2000, "pull"), (1500, "pull"), (2000, "two shots"),
+    (1900, "two shots"), (1801, "two shots in place"), (2000, "two shots in place"),
 ]  # fmt: skip
 CALLS = 5 * len(PROTOCOLS)
 
@@ -113,7 +124,7 @@ def reduce_in_a_row(ranks: Ranks, backend: str, rank: int) -> int:
     place = ranks.spaces[rank].view(torch.int32)[room // 4 : room // 4 + 2000].view(FP32)
     for call in range(CALLS):
         n, protocol = PROTOCOLS[call % len(PROTOCOLS)]
-        x = place[:n] if protocol == "in place" else torch.empty(n)
+        x = place[:n] if protocol.endswith("in place") else torch.empty(n)
         x.fill_(float(call + rank))
         if call % count == rank:
             time.sleep(0.003)
@@ -135,7 +146,7 @@ def test_calls_in_a_row(backend, count):
     assert not any(report.any() for report in ranks.reports)
 
 
-@pytest.mark.parametrize("protocol", ["push", "pull", "in place"])
+@pytest.mark.parametrize("protocol", EVERY_PROTOCOL)
 def test_calls_in_a_row_that_a_triton_rank_reads_late(protocol):
     """Rank 1 pauses before each of its reads, and rank 0 goes on to its next call."""
 
@@ -154,7 +165,7 @@ def test_calls_in_a_row_that_a_triton_rank_reads_late(protocol):
     assert at_once("triton", Ranks(2, symmetric=8192), work) == [[[1.0], [3.0], [5.0], [7.0]]] * 2
 
 
-@pytest.mark.parametrize("protocol", ["push", "pull", "in place"])
+@pytest.mark.parametrize("protocol", EVERY_PROTOCOL)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_a_peer_that_does_not_come(backend, protocol):
     """The kernel ends, says who waited for whom, and fills its output with NaN. Later waits on the

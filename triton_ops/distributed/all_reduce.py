@@ -8,7 +8,7 @@ from __future__ import annotations
 from diglot.backends.plans import Plan
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.plan import NOTHING, Operand, Unseen
-from diglot.triton_ops.lib.sync.exchange import OPS, Rooms, plan_exchange
+from diglot.triton_ops.lib.sync.exchange import OPS, TWO_SHOTS, Rooms, plan_exchange, plan_two_shots
 
 
 @launcher
@@ -38,11 +38,11 @@ def all_reduce(
         workspace: int64, this rank's workspace.
         op: "sum", "avg", "max" or "min".
         group: the name of the group; kernels do not need it.
-        protocol: "push", "pull" (staged), or "in place": all ranks' inputs lie at byte `source` of
-            their workspaces.
+        protocol: "push", "pull" (staged), "in place" (all ranks' inputs lie at byte `source` of
+            their workspaces), "two shots" (staged) or "two shots in place".
         packets, most_pushed: where push's slots begin, and the bytes of data that one holds.
         staging, most_staged: where the two buffers of a staged pull begin, and their bytes. Longer
-            inputs take several launches.
+            inputs take several launches. Two shots keep what they reduce there.
         blocks: programs of a launch at most; 0: one per SM.
         call: a number of 16 bits, equal for calls that fit each other.
         patience: of a wait, in nanoseconds.
@@ -52,6 +52,10 @@ def all_reduce(
     if op not in OPS:
         raise ValueError("distributed: op must be sum, avg, max or min")
     rooms, number = Rooms(packets, most_pushed, staging, most_staged), OPS[op]
+    if protocol in TWO_SHOTS:
+        return plan_two_shots(
+            workspace, input, out, protocol, rank, ranks, rooms, blocks, op=number
+        )  # fmt: skip
     return plan_exchange(
         workspace, input, out, protocol, rank, ranks, rooms, blocks,
         op=number, number=number, parts=1, n=input.numel(),

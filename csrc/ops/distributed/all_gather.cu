@@ -5,38 +5,14 @@
 
 namespace diglot {
 
-// Stores the elements of rank r `pitch` elements behind those of the rank before. All bits are set
-// where a peer's data lack: that is a NaN in every floating type.
-template <typename T>
-struct Gathering {
-  T* out;
-  int64_t pitch;
-  int ranks;
-  bool is_aligned;  // for any access
-
-  template <int kRanks, int kElements>
-  DIGLOT_DEVICE void take(const Vector<T, kElements> (&data)[kRanks], int64_t first, int64_t n,
-                          bool is_there) const {
-    DIGLOT_UNROLL
-    for (int sender = 0; sender < kRanks; ++sender) {
-      if (sender >= ranks) continue;
-      Vector<T, kElements> values = data[sender];
-      if (!is_there) {
-        DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) values[i] = static_cast<T>(-1);
-      }
-      store_within(out + sender * pitch, first, n, is_aligned, values);
-    }
-  }
-};
-
 template <typename T, int kRanks>
 __global__ void __launch_bounds__(kPushThreads, kRanks > 4 ? 1 : 2)
     all_gather_push(SignalSpace* space, int rank, int ranks, int op, int64_t patience,
                     int64_t packets, int64_t slot_bytes, int64_t n, const T* input, bool is_aligned,
                     T* out) {
   push_and_take<kRanks, false>(space, {rank, ranks, op, 0, patience}, packets, slot_bytes, 0, n,
-                               input, Gathering<T>{out, n, ranks, is_aligned});
+                               input,
+                               Gathering<T>{out, n, n * ranks, ranks, is_aligned, static_cast<T>(-1)});
 }
 
 template <typename T, int kRanks, bool kIsStaged>
@@ -46,7 +22,8 @@ __global__ void __launch_bounds__(kPullThreads, 2)
                     bool is_aligned, T* out) {
   pull_and_take<kRanks, kIsStaged>(space, {rank, ranks, op, static_cast<uint16_t>(call), patience},
                                    source, buffer_bytes, 1, 0, n, input,
-                                   Gathering<T>{out, pitch, ranks, is_aligned});
+                                   Gathering<T>{out, pitch, pitch * ranks, ranks, is_aligned,
+                                                static_cast<T>(-1)});
 }
 
 }  // namespace diglot

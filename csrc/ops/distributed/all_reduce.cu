@@ -25,6 +25,17 @@ __global__ void __launch_bounds__(kPullThreads, 2)
                                    Reduction<T, Op>{out, ranks, divisor});
 }
 
+// `first`: of the tensors' elements that the launch reduces.
+template <typename T, typename Op, int kRanks, bool kIsStaged>
+__global__ void __launch_bounds__(kPullThreads, 2)
+    all_reduce_two_shots(SignalSpace* space, int rank, int ranks, int op, int call,
+                         int64_t patience, int64_t source, int64_t staging, int64_t buffer_bytes,
+                         int64_t first, int64_t n, const T* input, float divisor, T* out) {
+  pull_in_two_shots<kRanks, kIsStaged, T, Op>(
+      space, {rank, ranks, op, static_cast<uint16_t>(call), patience}, source + first * sizeof(T),
+      staging, buffer_bytes, n, input + first, divisor, out + first);
+}
+
 }  // namespace diglot
 
 namespace {
@@ -34,12 +45,12 @@ using namespace diglot;
 // Reduces `input` over the ranks of a workspace into `out`, which no peer reads. `workspaces` holds
 // what kernels reach through addresses: all ranks' workspaces and the report.
 //
-// `protocol` is "push", "pull" (staged), or "in place": all ranks' inputs lie at the same place of
-// their workspaces.
+// `protocol` is "push", "pull" (staged), "in place" (all ranks' inputs lie at the same place of their
+// workspaces), "two shots" (staged) or "two shots in place".
 //
 // In a workspace, push's slots begin at byte `packets` and hold `most_pushed` bytes of data each.
-// The two buffers of a staged pull begin at `staging` and have `most_staged` bytes each. Longer
-// inputs take several launches. `blocks`: at most; 0: one per SM. `call` is a number of 16 bits,
+// The two buffers of a staged pull begin at `staging` and have `most_staged` bytes each. Two shots
+// keep what they reduce there. Longer inputs take several launches. `blocks`: at most; 0: one per SM. `call` is a number of 16 bits,
 // equal for calls that fit each other. `source` is where an input "in place" lies.
 void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Operand& input,
                 std::string_view, std::string_view op, std::string_view protocol, int64_t rank,
@@ -58,8 +69,19 @@ void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Op
         constexpr int kRanks = decltype(count)::value;
         const auto from = input.as<const T>();
         const auto to = out.as<T>();
+        const Rooms rooms{packets, most_pushed, staging, most_staged};
+        if (Protocol(protocol).is_two_shots) {
+          return plan_two_shots<T>(
+              planner, protocol, ranks, blocks, rooms, n,
+              [&](auto is_staged, const Launch& how, int64_t first, int64_t part) {
+                constexpr bool kIsStaged = decltype(is_staged)::value;
+                planner.add<all_reduce_two_shots<T, Op, kRanks, kIsStaged>>(
+                    how, space, rank, ranks, number, call, patience, source, staging, most_staged,
+                    first, part, from, divisor, to);
+              });
+        }
         plan_exchange<T>(
-            planner, protocol, ranks, blocks, {packets, most_pushed, staging, most_staged}, 1, n,
+            planner, protocol, ranks, blocks, rooms, 1, n,
             [&](const Launch& how) {
               planner.add<all_reduce_push<T, Op, kRanks>>(how, space, rank, ranks, number, patience,
                                                           packets, 2 * most_pushed, n, from,

@@ -103,7 +103,7 @@ def exchange(
         return
     space.enter()
     at = space.layout
-    protocol, offset = space.protocol(input, parts, row > 0)
+    protocol, offset = space.protocol(input, parts, row > 0, what == "all_reduce")
     call = call_number("".join((what, *words)), input.dtype, input.numel(), row, offset)
     run(
         name,
@@ -192,9 +192,12 @@ def run_all_reduce_add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """The norm and the new residual."""
     name, space, _ = found
-    bytes = x.shape[-1] * x.element_size()
-    longest = MOST_ROW_BYTES if space is None else min(MOST_ROW_BYTES, space.layout.most_staged)
-    if (space is not None and bytes % 16) or bytes > longest:  # the same on all ranks
+    bytes, longest = x.shape[-1] * x.element_size(), MOST_ROW_BYTES
+    is_split = False  # into two launches, on all ranks or none
+    if space is not None:
+        longest = min(longest, space.layout.most_staged)
+        is_split = bytes % 16 != 0 or space.takes_two_shots(x.numel() * x.element_size())
+    if is_split or bytes > longest:
         reduced = run_all_reduce(x, "sum", found, timeout)
         normed, total = add_rms_norm(reduced, residual, x.shape[-1:], weight, eps, backend=name)
         if statistics is not None:

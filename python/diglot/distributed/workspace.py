@@ -78,6 +78,7 @@ class Workspace:
         layout: where things lie.
         push_bytes, staged_bytes: the sizes, at most, that are pushed, and that are staged although
             they lie in the workspace. configs/tunables/ has them.
+        saved_bytes: what two shots save a rank from reading, at least.
 
     Raises:
         RuntimeError: the group has a workspace, its ranks' arguments or GPUs differ, their GPUs do
@@ -116,6 +117,7 @@ class Workspace:
             self.layout.most_pushed, numbers.read("all_reduce.host.push_bytes", self.ranks)
         )
         self.staged_bytes: int = numbers.read("all_reduce.host.staged_bytes", self.ranks)
+        self.saved_bytes: int = numbers.read("all_reduce.host.saved_bytes")
         self._check_ranks(group, gpu)
         with ordinary_tensors():
             self.report = torch.zeros(REPORT_WORDS, dtype=torch.int64)
@@ -134,7 +136,7 @@ class Workspace:
 
     def _check_ranks(self, group: Any, gpu: str) -> None:
         """Raises unless all ranks' workspaces and GPUs are alike: they choose the same launches."""
-        mine = (gpu, *self.layout, self.push_bytes, self.staged_bytes)
+        mine = (gpu, *self.layout, self.push_bytes, self.staged_bytes, self.saved_bytes)
         every: list[Any] = [None] * self.ranks
         torch.distributed.all_gather_object(every, mine, group)
         for rank, other in enumerate(every):
@@ -176,7 +178,7 @@ class Workspace:
             return own.view(dtype).view(shape)
 
     def protocol(
-        self, tensor: torch.Tensor, parts: int = 1, is_pulled: bool = False
+        self, tensor: torch.Tensor, parts: int = 1, is_pulled: bool = False, is_reduced: bool = False
     ) -> tuple[str, int]:
         """How a tensor is exchanged, and where it lies in the workspace, in bytes, if "in place".
 
@@ -184,6 +186,7 @@ class Workspace:
             tensor: contiguous.
             parts: 1, or as many as ranks, if each rank takes one part.
             is_pulled: whether it must not be pushed.
+            is_reduced: whether every rank takes the sum of all ranks' tensors.
         """
         bytes = tensor.numel() * tensor.element_size()
         of_part = bytes // parts
@@ -191,10 +194,19 @@ class Workspace:
             return "push", 0
         place = tensor.data_ptr() - self.memory.own.data_ptr()
         is_inside = self.layout.room <= place and place + bytes <= self.layout.bytes
-        is_aligned = place % 16 == 0 and (parts == 1 or of_part % 16 == 0)
-        if is_inside and is_aligned and of_part > self.staged_bytes:
+        is_inside &= place % 16 == 0 and (parts == 1 or of_part % 16 == 0)
+        if is_reduced and self.takes_two_shots(bytes):  # which meet twice in any case
+            return ("two shots in place", place) if is_inside else ("two shots", 0)
+        if is_inside and of_part > self.staged_bytes:
             return "in place", place
         return "pull", 0
+
+    def takes_two_shots(self, bytes: int) -> bool:
+        """Whether a long tensor is better reduced in parts, which the ranks then gather.
+
+        A pull reads the tensor of each peer. Two shots read 2 / ranks of that.
+        """
+        return bytes * (self.ranks - 1) * (self.ranks - 2) // self.ranks >= self.saved_bytes
 
     def check(self) -> None:
         """Raises RuntimeError if a kernel has waited too long for a peer."""

@@ -1,5 +1,5 @@
-"""The exchange of data between ranks: by a push of packets, or by a pull from workspaces. Twin of
-csrc/include/diglot/sync/exchange.cuh.
+"""The exchange of data between ranks: by a push of packets, by a pull from workspaces, or by two
+pulls. Twin of csrc/include/diglot/sync/exchange.cuh.
 
 Each rank takes n elements of every rank, and reduces them, or stores them one behind the other. All
 read the same elements, or rank r reads part r of several parts. Part p begins `pitch` elements
@@ -28,6 +28,7 @@ PUSH_REGISTERS, PULL_REGISTERS = 64, 128
 # Of 16 bytes, that a thread of a pull makes to each of two ranks' memory at once, at most. Of more
 # ranks it makes fewer to each.
 ACCESSES = 4
+TWO_SHOTS = ("two shots", "two shots in place")
 FEW_TILES = 128  # where there are fewer tiles, each has fewer accesses
 
 
@@ -286,31 +287,86 @@ def store_tile(
 
 
 @triton.jit
+def or_lacking(tile, has_met):
+    """A NaN, or an integer with all bits, where a peer's data lack."""
+    if tile.dtype.is_floating():  # the interpreter has no bfloat16 constants
+        lacking = convert(tl.full(tile.shape, float("nan"), tl.float32), tile.dtype)
+    else:
+        lacking = -1
+    return tl.where(has_met, tile, lacking)
+
+
+@triton.jit
 def take_tile(
-    sources, offset, own, rank, out, pitch, begin, n, has_met,
+    sources, offset, distance, own, rank, out, pitch, begin, n, end, has_met,
     RANKS: tl.constexpr, OP: tl.constexpr, IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr,
     IS_OUT_ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Reduces a tile of all ranks, or stores each rank's. `own` is the address of this rank's."""
+    """Reduces a tile of all ranks, or stores each rank's. `own` is the address of this rank's.
+
+    Rank r's data lie at offset + r * distance, in bytes. GATHER stores nothing behind `end`.
+    """
     DTYPE: tl.constexpr = out.dtype.element_ty
     address = tl.where(rank == 0, own, sources[0] + offset)
     first = load_tile(address, begin, n, IS_WHOLE, BLOCK, DTYPE)
     if OP == GATHER:
-        first = tl.where(has_met, first, -1)
-        store_tile(out, begin, n, first, IS_WHOLE, BLOCK, IS_OUT_ALIGNED)
+        first = or_lacking(first, has_met)
+        store_tile(out, begin, tl.minimum(n, end), first, IS_WHOLE, BLOCK, IS_OUT_ALIGNED)
     else:
         total = first.to(tl.float32)
     for r in tl.static_range(1, RANKS):
-        address = tl.where(rank == r, own, sources[r] + offset)
+        address = tl.where(rank == r, own, sources[r] + offset + r * distance)
         tile = load_tile(address, begin, n, IS_WHOLE, BLOCK, DTYPE)
         if OP == GATHER:
-            tile = tl.where(has_met, tile, -1)
-            store_tile(out + r * pitch, begin, n, tile, IS_WHOLE, BLOCK, IS_OUT_ALIGNED)
+            tile, left = or_lacking(tile, has_met), tl.minimum(n, end - r * pitch)
+            store_tile(out + r * pitch, begin, left, tile, IS_WHOLE, BLOCK, IS_OUT_ALIGNED)
         else:
             total = step(total, tile.to(tl.float32), OP)
     if OP != GATHER:
         value = finish(tl.where(has_met, total, float("nan")), DTYPE, OP, RANKS)
         store_tile(out, begin, n, value, IS_WHOLE, BLOCK, IS_OUT_ALIGNED)
+
+
+@triton.jit
+def copy_share(source, target, n, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr):
+    """Copies a program's share of n elements to an aligned array. Programs take tiles by turns."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    turn = tl.num_programs(0).to(tl.int64) * BLOCK
+    # Masks would take registers in the loop, so the rest, less than a tile, lies outside of it.
+    whole = n // BLOCK * BLOCK
+    for begin in range(start, whole, turn):
+        copy(source, target, begin, n, True, BLOCK, IS_ALIGNED)
+    if whole < n and whole % turn == start:
+        copy(source, target, whole, n, False, BLOCK, IS_ALIGNED)
+
+
+@triton.jit
+def take_share(
+    sources, offset, distance, own, rank, out, pitch, n, end, has_met,
+    RANKS: tl.constexpr, OP: tl.constexpr, BLOCK: tl.constexpr, IS_OUT_ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Takes n elements of every rank: the tiles that `copy_share` has copied.
+
+    The arguments are those of `take_tile`. Only parts of two shots may reach behind `end`, and all
+    but the last one fill it.
+    """
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    turn = tl.num_programs(0).to(tl.int64) * BLOCK
+    whole = n
+    if OP == GATHER:  # of all ranks
+        whole = tl.maximum(tl.minimum(n, end - (RANKS - 1) * pitch), 0)
+    whole = whole // BLOCK * BLOCK
+    for begin in range(start, whole, turn):
+        take_tile(
+            sources, offset, distance, own, rank, out, pitch, begin, n, end, has_met, RANKS, OP,
+            True, BLOCK, IS_OUT_ALIGNED,
+        )  # fmt: skip
+    rest = start + tl.maximum(whole - start + turn - 1, 0) // turn * turn
+    for begin in range(rest, n, turn):
+        take_tile(
+            sources, offset, distance, own, rank, out, pitch, begin, n, end, has_met, RANKS, OP,
+            False, BLOCK, IS_OUT_ALIGNED,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -330,11 +386,6 @@ def exchange_pull(
     peers = signal.peers(space, rank, RANKS, THREADS)
     sources = signal.places(space, 0 if IS_STAGED else source, RANKS)
     epoch, patience = signal.begin(space, patience)
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    turn = tl.num_programs(0).to(tl.int64) * BLOCK
-    # Masks would take registers in the loops, so the rest, less than a tile, lies outside of them.
-    whole = n // BLOCK * BLOCK
-    has_rest = whole < n and whole % turn == start
     # This rank's part, in bytes: of its input, and of what it reads of its peers.
     part = rank * 0
     distance = pitch * SIZE
@@ -350,29 +401,69 @@ def exchange_pull(
             if (not (IS_ALIGNED and PARTS > 1)) or p != rank:  # no peer reads its own part
                 address = space.to(tl.int64, bitcast=True) + buffer + p * distance
                 target = address.to(tl.pointer_type(DTYPE))
-                from_part = input + first + p * pitch
-                for begin in range(start, whole, turn):
-                    copy(from_part, target, begin, n, True, BLOCK, IS_ALIGNED)
-                if has_rest:
-                    copy(from_part, target, whole, n, False, BLOCK, IS_ALIGNED)
+                copy_share(input + first + p * pitch, target, n, BLOCK, IS_ALIGNED)
     own = space.to(tl.int64, bitcast=True) + offset
     if IS_STAGED and IS_ALIGNED:
         own = input.to(tl.int64, bitcast=True) + (first + part * pitch) * SIZE
     elif not IS_STAGED:
         own += source
     has_met = signal.meet(space, peers, signal.OPENING, rank, NUMBER, call, epoch, patience)
-    for begin in range(start, whole, turn):
-        take_tile(
-            sources, offset, own, rank, out + first, pitch, begin, n, has_met, RANKS, OP, True,
-            BLOCK, IS_OUT_ALIGNED,
-        )  # fmt: skip
-    if has_rest:
-        take_tile(
-            sources, offset, own, rank, out + first, pitch, whole, n, has_met, RANKS, OP, False,
-            BLOCK, IS_OUT_ALIGNED,
-        )  # fmt: skip
+    take_share(
+        sources, offset, 0, own, rank, out + first, pitch, n, RANKS * pitch, has_met, RANKS, OP,
+        BLOCK, IS_OUT_ALIGNED,
+    )  # fmt: skip
     if not IS_STAGED:
         signal.meet(space, peers, signal.CLOSING, rank, NUMBER, call, epoch, patience)
+
+
+@triton.jit
+def pull_in_two_shots(
+    space, input, out, rank, first, pitch, n, staging, buffer_bytes, call, source, patience,
+    RANKS: tl.constexpr, OP: tl.constexpr, NUMBER: tl.constexpr, IS_STAGED: tl.constexpr,
+    IS_ALIGNED: tl.constexpr, IS_OUT_ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr, THREADS: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
+    """Each rank pulls and reduces its part of all ranks' inputs, as reduce_scatter does. Then all
+    ranks pull the reduced parts, as all_gather does.
+
+    Parts have `pitch` elements, and the last ones what is left of n. The reduced part lies in the
+    buffer, in the place of this rank's own part, which no peer reads. The second meeting also keeps
+    each rank from changing its input while others still read it.
+    """
+    DTYPE: tl.constexpr = input.dtype.element_ty
+    SIZE: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    peers = signal.peers(space, rank, RANKS, THREADS)
+    places = signal.places(space, 0, RANKS)
+    epoch, patience = signal.begin(space, patience)
+    input += first
+    distance = pitch * SIZE
+    place = staging + (epoch & 1) * buffer_bytes
+    buffer = (space.to(tl.int64, bitcast=True) + place).to(tl.pointer_type(DTYPE))
+    if IS_STAGED:
+        for p in tl.static_range(RANKS):
+            if not IS_ALIGNED or p != rank:  # an aligned part is read where it is
+                count = tl.maximum(tl.minimum(n - p * pitch, pitch), 0)
+                copy_share(input + p * pitch, buffer + p * pitch, count, BLOCK, IS_ALIGNED)
+    offset = rank * distance
+    if IS_STAGED:
+        offset += place
+    else:
+        offset += source + first * SIZE
+    own = space.to(tl.int64, bitcast=True) + offset
+    if IS_STAGED and IS_ALIGNED:
+        own = (input + rank * pitch).to(tl.int64, bitcast=True)
+    has_met = signal.meet(space, peers, signal.OPENING, rank, NUMBER, call, epoch, patience)
+    count = tl.maximum(tl.minimum(n - rank * pitch, pitch), 0)
+    take_share(
+        places, offset, 0, own, rank, buffer + rank * pitch, pitch, count, n, has_met, RANKS, OP,
+        BLOCK, True,
+    )  # fmt: skip
+    has_met = signal.meet(space, peers, signal.CLOSING, rank, NUMBER, call, epoch, patience)
+    own = (buffer + rank * pitch).to(tl.int64, bitcast=True)
+    take_share(
+        places, place, distance, own, rank, out + first, pitch, pitch, n, has_met, RANKS, GATHER,
+        BLOCK, IS_OUT_ALIGNED,
+    )  # fmt: skip
 
 
 def numbers(_: Any, call: int, source: int, patience: int) -> tuple[int, ...]:
@@ -396,13 +487,21 @@ def check_pushed(bytes: int, rooms: Rooms) -> None:
 
 def name_of(protocol: str) -> str:
     """The variant's name."""
-    return {"push": "push", "in place": "pull in place"}.get(protocol, "pull")
+    return "pull in place" if protocol == "in place" else protocol
 
 
 def most_programs(blocks: int, operand: Operand) -> int:
     """Programs of a launch, at most."""
     most = blocks or operand.device.multiprocessors
     return int(min(most, signal.MOST_PROGRAMS.value))
+
+
+def tile_of(n: int, size: int, ranks: int) -> int:
+    """Elements of a tile of n elements of `size` bytes, which a program pulls at once."""
+    accesses = max(1, 2 * ACCESSES // max(2, triton.next_power_of_2(ranks)))
+    while accesses > 1 and n * size < FEW_TILES * THREADS * accesses * 16:
+        accesses //= 2
+    return THREADS * accesses * 16 // size
 
 
 def plan_exchange(
@@ -445,16 +544,15 @@ def plan_exchange(
             max_registers=PUSH_REGISTERS,
         )
         return Plan("push", (launch,), None)
+    if protocol in TWO_SHOTS:
+        raise ValueError("distributed: only all_reduce has two shots")
     is_staged = protocol != "in place"
     if not is_staged and parts > 1 and bytes % 16:
         raise ValueError("distributed: parts in place begin at multiples of 16 bytes")
     longest = rooms.most_staged // parts // 16 * 16 // size if is_staged else n
     is_aligned = input.is_aligned and (parts == 1 or bytes % 16 == 0)
     is_out_aligned = out.is_aligned and (op != GATHER.value or bytes % 16 == 0)
-    accesses = max(1, 2 * ACCESSES // max(2, triton.next_power_of_2(ranks)))
-    while accesses > 1 and min(longest, n) * size < FEW_TILES * THREADS * accesses * 16:
-        accesses //= 2
-    tile = THREADS * accesses * 16 // size
+    tile = tile_of(min(longest, n), size, ranks)
     launches = tuple(
         Launch(
             exchange_pull,
@@ -472,3 +570,44 @@ def plan_exchange(
         for count in (min(longest, n - first),)
     )
     return Plan(name_of(protocol), launches, None)
+
+
+def plan_two_shots(
+    workspace: Operand,
+    input: Operand,
+    out: Operand,
+    protocol: str,
+    rank: int,
+    ranks: int,
+    rooms: Rooms,
+    blocks: int,
+    *,
+    op: int,
+) -> Plan:
+    """Plans an all-reduce in two shots. Where a buffer does not hold them, they take several
+    launches.
+    """
+    size, n = input.element_size(), input.numel()
+    longest = rooms.most_staged // ranks // 16 * 16 // size * ranks
+    launches = []
+    for first in range(0, n, longest):
+        count = min(longest, n - first)
+        pitch = triton.cdiv(count * size, 16 * ranks) * 16 // size
+        tile = tile_of(pitch, size, ranks)
+        programs = min(triton.cdiv(pitch, tile), most_programs(blocks, out))
+        launches.append(
+            Launch(
+                pull_in_two_shots,
+                (out.device.programs(programs, 1),),
+                (workspace, input, out),
+                (rank, first, pitch, count, rooms.staging, rooms.most_staged),
+                (ranks, op, op, protocol == "two shots", input.is_aligned, out.is_aligned, tile,
+                 THREADS),
+                PULL_WARPS,
+                numbers,
+                phases=1,
+                per_multiprocessor=1,
+                max_registers=PULL_REGISTERS,
+            )
+        )  # fmt: skip
+    return Plan(name_of(protocol), tuple(launches), None)

@@ -18,12 +18,17 @@ struct Rooms {
 };
 
 struct Protocol {
-  bool is_push, is_in_place;
+  bool is_push, is_two_shots, is_in_place;
 
   explicit Protocol(std::string_view name)
-      : is_push(name == "push"), is_in_place(name == "in place") {}
+      : is_push(name == "push"),
+        is_two_shots(name == "two shots" || name == "two shots in place"),
+        is_in_place(name == "in place" || name == "two shots in place") {}
 
-  const char* name() const { return is_push ? "push" : is_in_place ? "pull in place" : "pull"; }
+  const char* name() const {
+    if (is_two_shots) return is_in_place ? "two shots in place" : "two shots";
+    return is_push ? "push" : is_in_place ? "pull in place" : "pull";
+  }
 };
 
 // Blocks of a launch for that many bytes. A block takes `bytes_of_block` at once. There are at most
@@ -33,6 +38,19 @@ inline unsigned exchange_blocks(const Planner& planner, int64_t most, int64_t by
   if (most <= 0) most = planner.device.multiprocessors();
   const int64_t needed = (bytes + bytes_of_block - 1) / bytes_of_block;
   return static_cast<unsigned>(std::min({needed, most, int64_t{kMostSignalBlocks}}));
+}
+
+// A launch of blocks that all run at once, for that many bytes.
+inline Launch exchange_launch(const Planner& planner, int64_t most, int64_t bytes,
+                              int64_t bytes_of_block, int threads) {
+  Launch how{exchange_blocks(planner, most, bytes, bytes_of_block), static_cast<unsigned>(threads)};
+  how.is_cooperative = true;
+  return how;
+}
+
+// Bytes of every rank that a block pulls at once.
+inline int64_t pulled_at_once(int64_t ranks) {
+  return kPullThreads * kPulledBytes / (ranks <= 2 ? 2 : ranks <= 4 ? 4 : kMostRanks);
 }
 
 inline void check_pushed(int64_t bytes, const Rooms& rooms) {
@@ -81,13 +99,12 @@ void plan_exchange(Planner& planner, std::string_view protocol, int64_t ranks, i
   const Protocol way(protocol);
   const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
   const auto launch_of = [&](int64_t part, int64_t bytes_of_block, int threads) {
-    Launch how{exchange_blocks(planner, blocks, part, bytes_of_block),
-               static_cast<unsigned>(threads)};
-    how.is_cooperative = true;
-    return how;
+    return exchange_launch(planner, blocks, part, bytes_of_block, threads);
   };
-  const int64_t width = ranks <= 2 ? 2 : ranks <= 4 ? 4 : kMostRanks;
-  const int64_t pulled = kPullThreads * kPulledBytes / width;
+  const int64_t pulled = pulled_at_once(ranks);
+  if (way.is_two_shots) {
+    throw std::invalid_argument("distributed: only all_reduce has two shots");
+  }
   if (way.is_push) {
     check_pushed(bytes, rooms);
     push(launch_of(bytes, kPushThreads * sizeof(uint2), kPushThreads));
@@ -103,6 +120,27 @@ void plan_exchange(Planner& planner, std::string_view protocol, int64_t ranks, i
     for (int64_t first = 0; first < n; first += most) {
       const int64_t count = std::min(most, n - first);
       staged(launch_of(count * sizeof(T), pulled, kPullThreads), first, count);
+    }
+  }
+  planner.plan.variant = way.name();
+}
+
+// Plans an all-reduce of n elements of T in two shots. Where a buffer does not hold them, they take
+// several launches. Calls add(is_staged, how, first, count) for each range of elements.
+template <typename T, typename Add>
+void plan_two_shots(Planner& planner, std::string_view protocol, int64_t ranks, int64_t blocks,
+                    const Rooms& rooms, int64_t n, Add add) {
+  const Protocol way(protocol);
+  const int64_t most = rooms.most_staged / ranks / kAccessBytes * kAccessBytes / sizeof(T) * ranks;
+  for (int64_t first = 0; first < n; first += most) {
+    const int64_t count = std::min(most, n - first);
+    const int64_t bytes = elements_of_part<T>(count, ranks) * sizeof(T);
+    const Launch how =
+        exchange_launch(planner, blocks, bytes, pulled_at_once(ranks), kPullThreads);
+    if (way.is_in_place) {
+      add(std::false_type{}, how, first, count);
+    } else {
+      add(std::true_type{}, how, first, count);
     }
   }
   planner.plan.variant = way.name();

@@ -1,5 +1,5 @@
-// The exchange of data between ranks: by a push of packets, or by a pull from workspaces. What a
-// rank does with the ranks' data is a `Work`. Twin of triton_ops/lib/sync/exchange.py.
+// The exchange of data between ranks: by a push of packets, by a pull from workspaces, or by two
+// pulls. What a rank does with the ranks' data is a `Work`. Twin of triton_ops/lib/sync/exchange.py.
 //
 //   struct Work {
 //     // Elements [first, first + kElements) of all ranks; those from n on do not exist. `is_there`
@@ -192,6 +192,57 @@ DIGLOT_DEVICE void copy_share(const T* from, T* to, int64_t n, bool is_aligned) 
   }
 }
 
+// The workspaces of all ranks.
+template <int kRanks>
+DIGLOT_DEVICE void load_owners(const SignalSpace* space, const Party& party,
+                               char* (&owners)[kRanks]) {
+  DIGLOT_UNROLL
+  for (int r = 0; r < kRanks; ++r) {
+    owners[r] = reinterpret_cast<char*>(space->addresses[r < party.ranks ? r : party.rank]);
+  }
+}
+
+// Takes n elements of every rank. A block takes tiles of neighbouring vectors, the same that
+// `copy_share` has copied.
+template <int kRanks, typename T, typename Work>
+DIGLOT_DEVICE void take_share(const T* const (&sources)[kRanks], int64_t n, bool have_met,
+                              const Work& work) {
+  constexpr int kElements = kAccessBytes / sizeof(T);
+  constexpr int kLoads = kPulledBytes / kAccessBytes / kRanks;
+  constexpr int64_t kTile = int64_t{kLoads} * kPullThreads;
+  const int64_t vectors = n / kElements;
+  for (int64_t first = blockIdx.x * kTile + threadIdx.x; first < vectors;
+       first += gridDim.x * kTile) {
+    uint4 bits[kLoads][kRanks];
+    DIGLOT_UNROLL
+    for (int l = 0; l < kLoads; ++l) {
+      const int64_t i = first + l * kPullThreads;
+      DIGLOT_UNROLL
+      for (int r = 0; r < kRanks; ++r) {
+        // Unconditional loads are in flight at once. A thread's own first vector stands for those
+        // behind the end, as `work` may overwrite what others take.
+        bits[l][r] = reinterpret_cast<const uint4*>(sources[r])[i < vectors ? i : first];
+      }
+    }
+    DIGLOT_UNROLL
+    for (int l = 0; l < kLoads; ++l) {
+      const int64_t i = first + l * kPullThreads;
+      if (i >= vectors) continue;
+      Vector<T> values[kRanks];
+      unpack_ranks(bits[l], values);
+      work.take(values, i * kElements, n, have_met);
+    }
+  }
+  if (vectors / kTile % gridDim.x == blockIdx.x) {  // the rest, less than a vector
+    for (int64_t e = vectors * kElements + threadIdx.x; e < n; e += kPullThreads) {
+      Vector<T, 1> values[kRanks];
+      DIGLOT_UNROLL
+      for (int r = 0; r < kRanks; ++r) values[r] = {sources[r][e]};
+      work.take(values, e, n, have_met);
+    }
+  }
+}
+
 // Pull: each rank reads all ranks' data. With kIsStaged, a block first copies its share of each
 // part to the rank's own workspace, `source` bytes behind its begin, into one of two buffers of
 // `buffer_bytes`. Otherwise all ranks' inputs lie at `source` in the workspaces. Then a closing
@@ -205,10 +256,7 @@ DIGLOT_DEVICE void pull_and_take(SignalSpace* space, const Party& party, int64_t
   constexpr int kLoads = kPulledBytes / kAccessBytes / kRanks;
   const int rank = party.rank, ranks = party.ranks;
   char* owners[kRanks];
-  DIGLOT_UNROLL
-  for (int r = 0; r < kRanks; ++r) {
-    owners[r] = reinterpret_cast<char*>(space->addresses[r < ranks ? r : rank]);
-  }
+  load_owners(space, party, owners);
   Signals signals(space, party);
   if (kIsStaged) source += signals.parity() * buffer_bytes;
   const bool is_aligned =
@@ -236,37 +284,7 @@ DIGLOT_DEVICE void pull_and_take(SignalSpace* space, const Party& party, int64_t
     }
   }
   const bool have_met = signals.meet(kOpening);
-  // A block takes tiles of neighbouring vectors, the same that it has copied.
-  constexpr int64_t kTile = int64_t{kLoads} * kPullThreads;
-  const int64_t vectors = n / kElements;
-  for (int64_t first = blockIdx.x * kTile + threadIdx.x; first < vectors;
-       first += gridDim.x * kTile) {
-    uint4 bits[kLoads][kRanks];
-    DIGLOT_UNROLL
-    for (int l = 0; l < kLoads; ++l) {
-      const int64_t i = first + l * kPullThreads;
-      DIGLOT_UNROLL
-      for (int r = 0; r < kRanks; ++r) {
-        bits[l][r] = reinterpret_cast<const uint4*>(sources[r])[i < vectors ? i : vectors - 1];
-      }
-    }
-    DIGLOT_UNROLL
-    for (int l = 0; l < kLoads; ++l) {
-      const int64_t i = first + l * kPullThreads;
-      if (i >= vectors) continue;
-      Vector<T> values[kRanks];
-      unpack_ranks(bits[l], values);
-      work.take(values, i * kElements, n, have_met);
-    }
-  }
-  if (vectors / kTile % gridDim.x == blockIdx.x) {  // the rest, less than a vector
-    for (int64_t e = vectors * kElements + threadIdx.x; e < n; e += kPullThreads) {
-      Vector<T, 1> values[kRanks];
-      DIGLOT_UNROLL
-      for (int r = 0; r < kRanks; ++r) values[r] = {sources[r][e]};
-      work.take(values, e, n, have_met);
-    }
-  }
+  take_share(sources, n, have_met, work);
   if (!kIsStaged) signals.meet(kClosing);
 }
 
@@ -324,5 +342,89 @@ struct Reduction {
     store_within(out, first, n, true, results);
   }
 };
+
+// A Work that stores the ranks' elements one behind the other: those of rank r `pitch` elements
+// behind those of the rank before, but none behind the end of the output.
+template <typename T>
+struct Gathering {
+  T* out;
+  int64_t pitch, end;
+  int ranks;
+  bool is_aligned;  // for any access
+  T lacking;        // stands where a peer's data lack
+
+  template <int kRanks, int kElements>
+  DIGLOT_DEVICE void take(const Vector<T, kElements> (&data)[kRanks], int64_t first, int64_t n,
+                          bool is_there) const {
+    DIGLOT_UNROLL
+    for (int sender = 0; sender < kRanks; ++sender) {
+      if (sender >= ranks) continue;
+      Vector<T, kElements> values = data[sender];
+      if (!is_there) {
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) values[i] = lacking;
+      }
+      const int64_t begin = sender * pitch, left = end - begin;
+      store_within(out + begin, first, n < left ? n : left, is_aligned, values);
+    }
+  }
+};
+
+// Elements of one of `parts` parts of n elements. Each part begins at a multiple of 16 bytes. The
+// last ones may be shorter, or empty.
+template <typename T>
+DIGLOT_HOST_DEVICE int64_t elements_of_part(int64_t n, int64_t parts) {
+  constexpr int64_t kElements = kAccessBytes / sizeof(T);
+  return (n + parts * kElements - 1) / (parts * kElements) * kElements;
+}
+
+// Two shots: each rank pulls and reduces its part of all ranks' inputs, as reduce_scatter does. Then
+// all ranks pull the reduced parts, as all_gather does. A rank so reads 2 / ranks of what one pull
+// of everything reads. With kIsStaged, a block first copies its share of the input to the rank's
+// buffer at `staging`; otherwise all ranks' inputs lie at `source`. The reduced part lies in the
+// buffer, too: in the place of this rank's own part, which no peer reads. The second meeting also
+// keeps each rank from changing its input while others still read it.
+template <int kRanks, bool kIsStaged, typename T, typename Op>
+DIGLOT_DEVICE void pull_in_two_shots(SignalSpace* space, const Party& party, int64_t source,
+                                     int64_t staging, int64_t buffer_bytes, int64_t n,
+                                     const T* input, float divisor, T* out) {
+  constexpr int kLoads = kPulledBytes / kAccessBytes / kRanks;
+  const int rank = party.rank, ranks = party.ranks;
+  const int64_t pitch = elements_of_part<T>(n, ranks);
+  const auto count_of = [&](int part) {
+    const int64_t left = n - part * pitch;
+    return left < 0 ? 0 : left < pitch ? left : pitch;
+  };
+  char* owners[kRanks];
+  load_owners(space, party, owners);
+  Signals signals(space, party);
+  staging += signals.parity() * buffer_bytes;
+  if (kIsStaged) source = staging;
+  auto* const buffer = reinterpret_cast<T*>(reinterpret_cast<char*>(space) + staging);
+  const bool is_aligned = is_multiple_of(input, kAccessBytes);
+  if (kIsStaged) {
+    for (int part = 0; part < ranks; ++part) {
+      if (is_aligned && part == rank) continue;  // an aligned part is read where it is
+      copy_share<kPullThreads, kLoads>(input + part * pitch, buffer + part * pitch, count_of(part),
+                                       is_aligned);
+    }
+  }
+  const T *sources[kRanks], *reduced[kRanks];
+  DIGLOT_UNROLL
+  for (int r = 0; r < kRanks; ++r) {
+    const T* const whole = kIsStaged && is_aligned && r == rank
+                               ? input
+                               : reinterpret_cast<const T*>(owners[r] + source);
+    sources[r] = whole + rank * pitch;
+    reduced[r] = reinterpret_cast<const T*>(owners[r] + staging) + (r < ranks ? r : rank) * pitch;
+  }
+  const bool have_met = signals.meet(kOpening);
+  take_share(sources, count_of(rank), have_met,
+             Reduction<T, Op>{buffer + rank * pitch, ranks, divisor});
+  const bool are_reduced = signals.meet(kClosing);
+  take_share(reduced, pitch, are_reduced,
+             Gathering<T>{out, pitch, n, ranks, is_multiple_of(out, kAccessBytes),
+                          convert<T>(quiet_nan())});
+}
 
 }  // namespace diglot
