@@ -121,7 +121,7 @@ def exchange(
         at.most_pushed,
         at.staging,
         at.most_staged,
-        0,
+        space.blocks or 0,
         call,
         offset,
         patience_of(space, timeout),

@@ -72,6 +72,8 @@ class Workspace:
             several launches.
         symmetric: bytes of room for tensors of `empty`.
         timeout: how many seconds a kernel waits for its peers.
+        blocks: of a launch, at most; by default one for each SM. A few leave the other SMs to a
+            kernel on another stream.
 
     Attributes:
         rank, ranks: of the group.
@@ -94,6 +96,7 @@ class Workspace:
         most_staged: int = MOST_STAGED,
         symmetric: int = 0,
         timeout: float = 30.0,
+        blocks: int | None = None,
     ) -> None:
         group = group or torch.distributed.group.WORLD
         if group is None:
@@ -105,7 +108,9 @@ class Workspace:
             raise ValueError(f"Workspace: a group has at most {MOST_RANKS} ranks, not {self.ranks}")
         if min(most_pushed, most_staged) < ALIGNMENT or symmetric < 0:
             raise ValueError(f"Workspace: most_pushed and most_staged are at least {ALIGNMENT}")
-        self.timeout = timeout
+        if blocks is not None and blocks < 1:
+            raise ValueError(f"Workspace: blocks is at least 1, not {blocks}")
+        self.timeout, self.blocks = timeout, blocks
         self.layout = Layout(self.ranks, *map(rounded, (most_pushed, most_staged, symmetric)))
         self.device = torch.device("cpu")
         if not INTERPRET:
@@ -136,7 +141,8 @@ class Workspace:
 
     def _check_ranks(self, group: Any, gpu: str) -> None:
         """Raises unless all ranks' workspaces and GPUs are alike: they choose the same launches."""
-        mine = (gpu, *self.layout, self.push_bytes, self.staged_bytes, self.saved_bytes)
+        sizes = (self.push_bytes, self.staged_bytes, self.saved_bytes, self.blocks)
+        mine = (gpu, *self.layout, *sizes)
         every: list[Any] = [None] * self.ranks
         torch.distributed.all_gather_object(every, mine, group)
         for rank, other in enumerate(every):
