@@ -21,7 +21,8 @@ from diglot.reference.distributed.all_reduce import all_reduce_oracle
 
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="test_distributed_on_gpu.py has GPUs")
 
-EVERY_PROTOCOL = ["push", "pull", "in place", "two shots", "two shots in place"]
+IN_WORKSPACE = ["in place", "two shots in place"]
+EVERY_PROTOCOL = ["push", "pull", "two shots", *IN_WORKSPACE]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Elements, dtype, op, protocol, and elements before the tensor in its storage.
 CASES = [
@@ -72,7 +73,7 @@ def reduce_cases(ranks: Ranks, backend: str, rank: int) -> list[torch.Tensor]:
     results, room = [], ranks.layout.room
     for case, (n, dtype, op, protocol, offset) in enumerate(CASES):
         x = inputs(ranks.layout.ranks, case, n, dtype, offset)[rank]
-        if protocol.endswith("in place"):
+        if protocol in IN_WORKSPACE:
             x = ranks.spaces[rank].view(torch.uint8)[room:].view(dtype)[:n].copy_(x)
         results.append(ranks.reduce(backend, rank, x, op, protocol, source=room))
         ranks.barrier(backend, rank)
@@ -124,7 +125,7 @@ def reduce_in_a_row(ranks: Ranks, backend: str, rank: int) -> int:
     place = ranks.spaces[rank].view(torch.int32)[room // 4 : room // 4 + 2000].view(FP32)
     for call in range(CALLS):
         n, protocol = PROTOCOLS[call % len(PROTOCOLS)]
-        x = place[:n] if protocol.endswith("in place") else torch.empty(n)
+        x = place[:n] if protocol in IN_WORKSPACE else torch.empty(n)
         x.fill_(float(call + rank))
         if call % count == rank:
             time.sleep(0.003)

@@ -1,20 +1,27 @@
-"""Faults in the protocols between ranks, put into a copy of the sources, are found."""
+"""Faults in the protocols between ranks, put into a copy of the sources, are found.
+
+The slow tests run the ranks' own tests on the copy. Those of Triton's all_reduce have a quick test,
+too, which plants the fault in the ranks' processes.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import shutil
+from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 from backends import DEVICE
-from test_mutations import Fault, assert_found, copy_of_sources
+from peers import SECOND, Ranks, at_once, read_late
+from test_all_reduce import EVERY_PROTOCOL, FP32, IN_WORKSPACE, ORDERED
+from test_mutations import ROOT, Fault, assert_found, copy_of_sources
 
 from diglot.backends.registry import has_interpreter
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(DEVICE == "cuda", reason="kernels are interpreted here"),
-]
+pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="kernels are interpreted here")
 
 SIGNAL, EXCHANGE = (f"csrc/include/diglot/sync/{name}.cuh" for name in ("signal", "exchange"))
 GATHER, SCATTER, NORM = "all_gather", "reduce_scatter", "all_reduce_add_rms_norm"
@@ -73,8 +80,14 @@ CUDA = {
     "a buffer is used again one call too early": cuda(
         SIGNAL, "return static_cast<int>(epoch_ & 1);", "return 0;"
     ),
-    "the order of gathered ranks": cuda_of(
-        GATHER, "out + sender * pitch", "out + (ranks - 1 - sender) * pitch"
+    "the order of gathered ranks": cuda(
+        EXCHANGE, "begin = sender * pitch", "begin = (ranks - 1 - sender) * pitch", GATHER
+    ),
+    "the second meeting of two shots is missing": cuda(
+        EXCHANGE, "are_reduced = signals.meet(kClosing);", "are_reduced = have_met;"
+    ),
+    "a part of two shots that lies in the place of another": cuda(
+        EXCHANGE, "+ (r < ranks ? r : rank) * pitch;", "+ (r < ranks ? ranks - 1 - r : rank) * pitch;"
     ),
     "a part that is pushed to another rank": cuda(
         EXCHANGE, "&pushed[kHasParts ? peer : 0]", "&pushed[kHasParts ? rank : 0]", SCATTER
@@ -126,14 +139,22 @@ TRITON = {
     ),
     "the order of ranks, of a pull": triton(
         TRITON_EXCHANGE,
-        "address = tl.where(rank == r, own, sources[r] + offset)",
-        "address = tl.where(rank == RANKS - r, own, sources[RANKS - r] + offset)",
+        "address = tl.where(rank == r, own, sources[r] + offset",
+        "address = tl.where(rank == RANKS - r, own, sources[RANKS - r] + offset",
     ),
     "a slot is used again one call too early": triton(
         TRITON_EXCHANGE, "parity = (epoch & 1) *", "parity = (epoch & 0) *"
     ),
     "a buffer is used again one call too early": triton(
-        TRITON_EXCHANGE, "staging + (epoch & 1) *", "staging + (epoch & 0) *"
+        TRITON_EXCHANGE, "buffer = staging + (epoch & 1) *", "buffer = staging + (epoch & 0) *"
+    ),
+    "the second meeting of two shots is missing": triton(
+        TRITON_EXCHANGE, "    has_met = signal.meet(space, peers, signal.CLOSING", "    (space, peers, 0"
+    ),
+    "a part of two shots that lies in the place of another": triton(
+        TRITON_EXCHANGE,
+        "        places, place, distance,",
+        "        places, place + (RANKS - 1) * distance, -distance,",
     ),
     "the order of gathered ranks": triton(
         TRITON_EXCHANGE,
@@ -149,8 +170,8 @@ TRITON = {
     ),
     "a part that is staged for another rank": triton(
         TRITON_EXCHANGE,
-        "from_part = input + first + p *",
-        "from_part = input + first + rank *",
+        "copy_share(input + first + p *",
+        "copy_share(input + first + rank *",
         SCATTER,
     ),
     "the closing meeting of the norm is missing": triton_of(
@@ -220,12 +241,71 @@ def copies(tmp_path_factory):
     return copy
 
 
+def plant(fault: Fault, folder: Path) -> None:
+    """Puts a fault into Triton's all_reduce, in this process."""
+    for name in ("lib/sync/signal", "lib/sync/exchange", "distributed/all_reduce"):
+        file, path = f"triton_ops/{name}.py", folder / f"{Path(name).name}.py"
+        text = (ROOT / file).read_text()
+        if file == fault.file:
+            assert text.count(fault.right) == 1 or fault.right == fault.wrong
+            text = text.replace(fault.right, fault.wrong)
+        path.write_text(text)  # the interpreter reads it
+        module = importlib.import_module("diglot.triton_ops." + name.replace("/", "."))
+        changed = ModuleType(module.__name__)
+        changed.__file__ = str(path)
+        exec(compile(text, path, "exec"), vars(changed))
+        vars(module).update(vars(changed))
+
+
+def count_wrong(ranks: Ranks, backend: str, rank: int) -> int:
+    """Wrong elements of calls in a row, whose inputs change afterwards. Rank 1 reads late."""
+    if rank == 1:
+        read_late()
+    wrong, room, count = 0, ranks.layout.room, ranks.layout.ranks
+    place = ranks.spaces[rank].view(torch.int32)[room // 4 :].view(FP32)
+
+    def reduce(x: torch.Tensor, protocol: str) -> torch.Tensor:
+        return ranks.reduce(
+            backend, rank, x, protocol=protocol, source=room, patience=2 * SECOND
+        )  # fmt: skip
+
+    for protocol in EVERY_PROTOCOL:
+        x = place[:9] if protocol in IN_WORKSPACE else torch.empty(9)
+        x.copy_(ORDERED[rank].repeat(3))
+        wrong += int((reduce(x, protocol) != torch.tensor([0.0, 0.0, 1.0]).repeat(3)).sum())
+        for call in range(3):
+            x.fill_(call + rank)
+            wrong += int((reduce(x, protocol) != count * call + 3).sum())
+            x.fill_(-1e6)
+    return wrong
+
+
+QUICK = [name for name, fault in TRITON.items() if fault.op == "all_reduce"]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_fault_of_triton_is_found_at_once(tmp_path, name):
+    def work(ranks: Ranks, backend: str, rank: int) -> int:
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        plant(TRITON[name], folder)
+        try:
+            return count_wrong(ranks, backend, rank)
+        except Exception:
+            return -1
+
+    wrong = at_once("triton", Ranks(3, symmetric=1024), work)
+    assert (wrong == [0] * 3) == (name == "none"), wrong
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRITON)
 def test_a_fault_of_triton_is_found(tmp_path, name):
     fault, places = TRITON[name], copy_of_sources(tmp_path)
     assert_found(tmp_path, places, fault, "triton", is_none=name.startswith("none"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_interpreter(), reason="it builds the interpreter of CUDA kernels")
 @pytest.mark.parametrize("name", CUDA)
 def test_a_fault_of_cuda_is_found(copies, name, monkeypatch):

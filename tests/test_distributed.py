@@ -235,6 +235,29 @@ def test_symmetric_tensors(backend):
         assert "bytes are left for symmetric tensors, and 33554432 are needed" in full
 
 
+@pytest.mark.parametrize("backend", KERNELS)
+def test_two_shots_by_the_bytes_that_they_save(backend):
+    """Three ranks save a third of what two peers' tensors have."""
+
+    def work(rank):
+        space = distributed.Workspace(**SIZES, symmetric=1 << 15, blocks=2)
+        space.saved_bytes = 8000
+        place = space.empty(3000, dtype=torch.float32)
+        runs = []
+        for x in (torch.empty(2999), torch.empty(3000), place):
+            out = distributed.all_reduce(x.fill_(rank), backend=backend)
+            runs.append((diglot.last_run().variant, out.unique().tolist()))
+        rows = torch.full((2, 1500), float(rank))
+        _, total = distributed.all_reduce_add_rms_norm(rows, rows * 0 + 1, backend=backend)
+        runs.append((diglot.last_run().op, total.unique().tolist()))
+        space.synchronize()
+        space.close()
+        return runs
+
+    expected = [("pull", [3.0]), ("two shots", [3.0]), ("two shots in place", [3.0])]
+    assert in_group(3, work) == [[*expected, ("add_rms_norm", [4.0])]] * 3
+
+
 def test_a_workspace_and_its_group():
     def work(rank):
         x, all_reduce = torch.ones(3), distributed.all_reduce
