@@ -87,7 +87,9 @@ CUDA = {
         EXCHANGE, "are_reduced = signals.meet(kClosing);", "are_reduced = have_met;"
     ),
     "a part of two shots that lies in the place of another": cuda(
-        EXCHANGE, "+ (r < ranks ? r : rank) * pitch;", "+ (r < ranks ? ranks - 1 - r : rank) * pitch;"
+        EXCHANGE,
+        "+ (r < ranks ? r : rank) * pitch;",
+        "+ (r < ranks ? ranks - 1 - r : rank) * pitch;",
     ),
     "a part that is pushed to another rank": cuda(
         EXCHANGE, "&pushed[kHasParts ? peer : 0]", "&pushed[kHasParts ? rank : 0]", SCATTER
@@ -149,7 +151,9 @@ TRITON = {
         TRITON_EXCHANGE, "buffer = staging + (epoch & 1) *", "buffer = staging + (epoch & 0) *"
     ),
     "the second meeting of two shots is missing": triton(
-        TRITON_EXCHANGE, "    has_met = signal.meet(space, peers, signal.CLOSING", "    (space, peers, 0"
+        TRITON_EXCHANGE,
+        "    has_met = signal.meet(space, peers, signal.CLOSING",
+        "    (space, peers, 0",
     ),
     "a part of two shots that lies in the place of another": triton(
         TRITON_EXCHANGE,

@@ -10,9 +10,9 @@ __global__ void __launch_bounds__(kPushThreads, kRanks > 4 ? 1 : 2)
     all_gather_push(SignalSpace* space, int rank, int ranks, int op, int64_t patience,
                     int64_t packets, int64_t slot_bytes, int64_t n, const T* input, bool is_aligned,
                     T* out) {
-  push_and_take<kRanks, false>(space, {rank, ranks, op, 0, patience}, packets, slot_bytes, 0, n,
-                               input,
-                               Gathering<T>{out, n, n * ranks, ranks, is_aligned, static_cast<T>(-1)});
+  push_and_take<kRanks, false>(
+      space, {rank, ranks, op, 0, patience}, packets, slot_bytes, 0, n, input,
+      Gathering<T>{out, n, n * ranks, ranks, is_aligned, static_cast<T>(-1)});
 }
 
 template <typename T, int kRanks, bool kIsStaged>
@@ -20,10 +20,9 @@ __global__ void __launch_bounds__(kPullThreads, 2)
     all_gather_pull(SignalSpace* space, int rank, int ranks, int op, int call, int64_t patience,
                     int64_t source, int64_t buffer_bytes, int64_t pitch, int64_t n, const T* input,
                     bool is_aligned, T* out) {
-  pull_and_take<kRanks, kIsStaged>(space, {rank, ranks, op, static_cast<uint16_t>(call), patience},
-                                   source, buffer_bytes, 1, 0, n, input,
-                                   Gathering<T>{out, pitch, pitch * ranks, ranks, is_aligned,
-                                                static_cast<T>(-1)});
+  pull_and_take<kRanks, kIsStaged>(
+      space, {rank, ranks, op, static_cast<uint16_t>(call), patience}, source, buffer_bytes, 1, 0,
+      n, input, Gathering<T>{out, pitch, pitch * ranks, ranks, is_aligned, static_cast<T>(-1)});
 }
 
 }  // namespace diglot

@@ -45,13 +45,14 @@ using namespace diglot;
 // Reduces `input` over the ranks of a workspace into `out`, which no peer reads. `workspaces` holds
 // what kernels reach through addresses: all ranks' workspaces and the report.
 //
-// `protocol` is "push", "pull" (staged), "in place" (all ranks' inputs lie at the same place of their
-// workspaces), "two shots" (staged) or "two shots in place".
+// `protocol` is "push", "pull" (staged), "in place" (all ranks' inputs lie at the same place of
+// their workspaces), "two shots" (staged) or "two shots in place".
 //
 // In a workspace, push's slots begin at byte `packets` and hold `most_pushed` bytes of data each.
 // The two buffers of a staged pull begin at `staging` and have `most_staged` bytes each. Two shots
-// keep what they reduce there. Longer inputs take several launches. `blocks`: at most; 0: one per SM. `call` is a number of 16 bits,
-// equal for calls that fit each other. `source` is where an input "in place" lies.
+// keep what they reduce there. Longer inputs take several launches. `blocks`: at most; 0: one per
+// SM. `call` is a number of 16 bits, equal for calls that fit each other. `source` is where an
+// input "in place" lies.
 void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Operand& input,
                 std::string_view, std::string_view op, std::string_view protocol, int64_t rank,
                 int64_t ranks, int64_t packets, int64_t most_pushed, int64_t staging,

@@ -184,7 +184,11 @@ class Workspace:
             return own.view(dtype).view(shape)
 
     def protocol(
-        self, tensor: torch.Tensor, parts: int = 1, is_pulled: bool = False, is_reduced: bool = False
+        self,
+        tensor: torch.Tensor,
+        parts: int = 1,
+        is_pulled: bool = False,
+        is_reduced: bool = False,
     ) -> tuple[str, int]:
         """How a tensor is exchanged, and where it lies in the workspace, in bytes, if "in place".
 

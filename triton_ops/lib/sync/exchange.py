@@ -426,7 +426,7 @@ def pull_in_two_shots(
     """Each rank pulls and reduces its part of all ranks' inputs, as reduce_scatter does. Then all
     ranks pull the reduced parts, as all_gather does.
 
-    Parts have `pitch` elements, and the last ones what is left of n. The reduced part lies in the
+    Parts have `pitch` elements; the last ones may have fewer, or none. The reduced part lies in the
     buffer, in the place of this rank's own part, which no peer reads. The second meeting also keeps
     each rank from changing its input while others still read it.
     """

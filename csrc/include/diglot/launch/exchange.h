@@ -135,8 +135,7 @@ void plan_two_shots(Planner& planner, std::string_view protocol, int64_t ranks, 
   for (int64_t first = 0; first < n; first += most) {
     const int64_t count = std::min(most, n - first);
     const int64_t bytes = elements_of_part<T>(count, ranks) * sizeof(T);
-    const Launch how =
-        exchange_launch(planner, blocks, bytes, pulled_at_once(ranks), kPullThreads);
+    const Launch how = exchange_launch(planner, blocks, bytes, pulled_at_once(ranks), kPullThreads);
     if (way.is_in_place) {
       add(std::false_type{}, how, first, count);
     } else {

@@ -1,5 +1,6 @@
 // The exchange of data between ranks: by a push of packets, by a pull from workspaces, or by two
-// pulls. What a rank does with the ranks' data is a `Work`. Twin of triton_ops/lib/sync/exchange.py.
+// pulls. What a rank does with the ranks' data is a `Work`. Twin of
+// triton_ops/lib/sync/exchange.py.
 //
 //   struct Work {
 //     // Elements [first, first + kElements) of all ranks; those from n on do not exist. `is_there`
@@ -343,8 +344,8 @@ struct Reduction {
   }
 };
 
-// A Work that stores the ranks' elements one behind the other: those of rank r `pitch` elements
-// behind those of the rank before, but none behind the end of the output.
+// A Work that stores the ranks' elements one behind the other. Those of a rank begin `pitch`
+// elements behind those of the rank before. None goes behind the end of the output.
 template <typename T>
 struct Gathering {
   T* out;
@@ -378,12 +379,12 @@ DIGLOT_HOST_DEVICE int64_t elements_of_part(int64_t n, int64_t parts) {
   return (n + parts * kElements - 1) / (parts * kElements) * kElements;
 }
 
-// Two shots: each rank pulls and reduces its part of all ranks' inputs, as reduce_scatter does. Then
-// all ranks pull the reduced parts, as all_gather does. A rank so reads 2 / ranks of what one pull
-// of everything reads. With kIsStaged, a block first copies its share of the input to the rank's
-// buffer at `staging`; otherwise all ranks' inputs lie at `source`. The reduced part lies in the
-// buffer, too: in the place of this rank's own part, which no peer reads. The second meeting also
-// keeps each rank from changing its input while others still read it.
+// Two shots: each rank pulls and reduces its part of all ranks' inputs, as reduce_scatter does.
+// Then all ranks pull the reduced parts, as all_gather does. A rank so reads 2 / ranks of what one
+// pull of everything reads. With kIsStaged, a block first copies its share of the input to the
+// rank's buffer at `staging`; otherwise all ranks' inputs lie at `source`. The reduced part lies in
+// the buffer, too: in the place of this rank's own part, which no peer reads. The second meeting
+// also keeps each rank from changing its input while others still read it.
 template <int kRanks, bool kIsStaged, typename T, typename Op>
 DIGLOT_DEVICE void pull_in_two_shots(SignalSpace* space, const Party& party, int64_t source,
                                      int64_t staging, int64_t buffer_bytes, int64_t n,
