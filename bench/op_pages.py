@@ -94,7 +94,7 @@ def measured(report: Report | None, image: str | None) -> str:
     if image is not None:
         lines += [f"![Speed of {op} beside others](../images/{image})", ""]
     lines += [standing.of_op(report), *accuracy(report)]
-    return "\n".join([*lines, f"[Every figure](../measurements.md#{op}).", ""])
+    return "\n".join([*lines, f"Every figure: `diglot bench --load bench/results/h200 {op}`.", ""])
 
 
 def _shapes(report: Report) -> list[tuple[int, ...]]:

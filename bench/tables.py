@@ -25,119 +25,15 @@ from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.collective_tables import collectives_table, exchanges_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.graph_tables import graphs_markdown
-from diglot.bench.harness import MODES, OURS
-from diglot.bench.markdown import NOTHING, by_gpu, pivot, put, table
+from diglot.bench.harness import OURS
+from diglot.bench.markdown import by_gpu, pivot, put, table
 from diglot.bench.patched import patched_markdown
-from diglot.bench.reports import by_case, label, measured_on, no_time
+from diglot.bench.reports import measured_on
 from diglot.bench.result_files import OF_OPS, committed
 from diglot.bench.stream_tables import stream_cases_markdown, stream_map_markdown
 from diglot.bench.summary import regimes_markdown
-from diglot.tools.numbers import number
-
-PROVIDERS = (
-    "cuda",
-    "triton",
-    "grid.sync()",
-    "torch",
-    *MODES,
-    "liger",
-    "quack",
-    "flag_gems",
-    "formula",
-)
-
-
-def _cell(
-    row: dict[str, Any] | None, text: Callable[[dict[str, Any]], str], titles: dict[str, str]
-) -> str:
-    if row is None:
-        return NOTHING
-    if "time_us" not in row:
-        return no_time(row)
-    missed = any(not bar["met"] for bar in row["bars"])
-    return f"{text(row)}{' ✗' if missed else ''}{marks.mark(row, titles)}"
-
-
-def _table(title: str, cases: Sequence[dict[str, dict[str, Any]]], text: Any) -> list[str]:
-    """A table with a line for each case, whose rows are given by provider."""
-    shown = [p for p in PROVIDERS if any(p in rows for rows in cases)]
-    titles = marks.common(row for rows in cases for row in rows.values())
-    header = [title, *(marks.titled(name, titles[name]) for name in shown)]
-    body = []
-    for rows in cases:
-        first = next(iter(rows.values()))
-        case = label(first).removeprefix(f"{first['op']} ")  # which a heading names
-        body.append([case, *(_cell(rows.get(p), text, titles) for p in shown)])
-    return table(header, body)
-
-
-def _bars(report: dict[str, Any]) -> list[str]:
-    """What an op's results reach of each of its bars."""
-    reached = [cells[1:] for cells in bar_tables.table(report["rows"])]
-    return table(bar_tables.HEADER[1:], reached) if reached else []
-
 
 Reports = list[dict[str, Any]]
-
-
-def _measured_on(reports: Reports, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """On what it was measured and how, what signs mean, and the remarks of rows."""
-    return [
-        f"{measured_on(reports)}. Figures are medians of interleaved runs. Bytes count each input "
-        "once and each output once. The number in brackets is the share of a device copy's speed, "
-        "with as many bytes in the same run and a cold L2 cache. ✗ marks a figure that misses the "
-        "project's own bar. The same run checked every element of our results against float64, to "
-        "the tolerance of its dtype. It checked the peers' results more loosely.",
-        "",
-        *marks.paragraph(rows),
-    ]
-
-
-def _speed(row: dict[str, Any]) -> str:
-    return f"{row['tb_per_s']:.2f} ({row['share_of_copy']:.2f})"
-
-
-def _product_speed(row: dict[str, Any]) -> str:
-    return f"{number(row['tflop_per_s'])} ({row['share_of_product']:.2f})"
-
-
-# In place of bytes, of ops that are bound by arithmetic.
-PRODUCT_SPEED = "TFLOP/s (share of a large product by PyTorch)", _product_speed
-
-# Of the common harness's timers: a table's title, and the text of a row.
-TIMERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "device": ("TB/s (share of copy)", _speed),
-    "captured": (
-        "µs, one call as a CUDA graph (share of copy)",
-        lambda row: f"{row['time_us']:.1f} ({row['share_of_copy']:.2f})",
-    ),
-    "warm": ("TB/s, warm caches (share of copy)", _speed),
-    "graph": ("µs per call in a CUDA graph", lambda row: f"{row['time_us']:.2f}"),
-    "host": ("host µs per call", lambda row: f"{row['time_us']:.2f}"),
-}
-
-
-def of_op(report: dict[str, Any]) -> list[str]:
-    """The tables of an op's results of the common harness."""
-    lines = []
-    for timer, (title, text) in TIMERS.items():
-        cases = by_case(row for row in report["rows"] if row["timer"] == timer)
-        if timer == "device" and any("flops" in row for row in report["rows"]):
-            title, text = PRODUCT_SPEED
-        if cases:
-            lines += _table(title, cases, text)
-    return lines
-
-
-def markdown(reports: Reports) -> str:
-    """The tables of results of the common harness, op by op."""
-    rows = [row for report in reports for row in report["rows"]]
-    lines = _measured_on(reports, rows)
-    for report in reports:
-        lines += [f"## {report['op']}", "", f"Commit {report['commit'][:12]}.", ""]
-        lines += [*of_op(report), *_bars(report)]
-    return "\n".join(lines)
-
 
 MISSED_HEADER = ("op", "bars of cuda", "missed", "bars of triton", "missed")
 
@@ -264,7 +160,6 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
     ("docs/speed.md", "bench", OF_OPS, overview),
     ("docs/speed.md", "models", "distributions/*/models/*.json", MODELS),
     ("docs/speed.md", "sizes", "distributions/*/sizes/*.json", size_tables.markdown),
-    ("docs/measurements.md", "bench", OF_OPS, markdown),
     ("docs/regimes.md", "regimes", OF_OPS, regimes_markdown),
     ("docs/tuning.md", "plans", "distributions/*/plans/*.json", CHOSEN),
     ("docs/tuning.md", "invariant", "distributions/*/invariant/*.json", COSTS),
