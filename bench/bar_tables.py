@@ -71,7 +71,7 @@ def _line(key: tuple[Any, ...], pairs: Sequence[tuple[Row, Row]]) -> Line:
     op, name, language, bound, mean = key
     values = [bar["value"] for bar, _ in pairs]
     known = [value for value in values if value is not None]
-    at_least = all(map(_is_floor, (bar for bar, _ in pairs)))
+    at_least = all(bar.get("at_least", True) for bar, _ in pairs)
     is_whole = len(known) == len(values)
 
     def distance(pair: tuple[Row, Row]) -> float:
@@ -89,10 +89,3 @@ def _line(key: tuple[Any, ...], pairs: Sequence[tuple[Row, Row]]) -> Line:
         Reached(bar["value"], bound, at_least, lacks=not is_whole),
         row,
     )
-
-
-def _is_floor(bar: Row) -> bool:
-    """Whether a bar's bound is a floor. Of older results it follows from the verdict."""
-    if "at_least" in bar or bar["value"] is None:
-        return bool(bar.get("at_least", True))
-    return bar["met"] == (bar["value"] >= bar["bound"])

@@ -5,18 +5,12 @@ A row carries its remark in "how": a few words, and after a colon the explanatio
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
-
-from diglot.bench.harness import OURS
 
 STRAWMAN = (
     "strawman: PyTorch has no such op. F.layer_norm of the whole array as one row stands in its "
     "place. Nobody would choose that"
-)
-SEED_GIVEN = (
-    "seed given: our calls received a seed, and the others drew theirs. A call without a seed "
-    "draws it with one more launch, so it has 2"
 )
 EXPOSED = "with host time"
 # Ops whose kernels have changed since their results, by the commit of these.
@@ -43,30 +37,16 @@ OLD_KERNELS = {
 SHARE_EXPOSED = 0.2  # of a row's samples, beyond which the band shows it
 
 
-def how_of(row: Mapping[str, Any]) -> str | None:
-    """The remark of a row; for a row of an older format, the remark that is known today."""
-    if "how" in row:
-        return row["how"] if isinstance(row["how"], str) else None
-    op, provider = row.get("op"), row.get("provider")
-    if provider == "torch.compile":
-        return "mode default"
-    if (op, provider) == ("standardize", "torch"):
-        return STRAWMAN
-    drew = row.get("direction") != "forward" or row.get("timer") in ("graph", "host")
-    return SEED_GIVEN if op == "dropout" and provider in OURS and not drew else None
-
-
 def is_of_old_kernels(report: Mapping[str, Any]) -> bool:
     """Whether an op's kernels have changed since a report of it."""
     return report["commit"].startswith(OLD_KERNELS.get(report["op"], "-"))
 
 
 def words(row: Mapping[str, Any]) -> str:
-    """The same in a few words; "" if there is nothing to say."""
-    counts = [row.get(name) for name in ("exposed", "samples")]
-    exposed, samples = (count if isinstance(count, int) else 0 for count in counts)
-    said = (how_of(row) or "").partition(":")[0]
-    return ", ".join(filter(None, (said, EXPOSED if exposed > SHARE_EXPOSED * samples else "")))
+    """What stands behind a row's figure: remarks that `notes` explains."""
+    said, colon, _ = (row.get("how") or "").partition(":")
+    is_exposed = (row.get("exposed") or 0) > SHARE_EXPOSED * (row.get("samples") or 0)
+    return ", ".join(filter(None, (said if colon else "", EXPOSED if is_exposed else "")))
 
 
 def titled(name: str, said: str) -> str:
@@ -74,50 +54,16 @@ def titled(name: str, said: str) -> str:
     return f"{name} ({said})" if said else name
 
 
-def common(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """By provider, the words that all its rows share: a table's titles show them."""
-    found: dict[str, set[str]] = {}
-    for row in rows:
-        found.setdefault(row["provider"], set()).add(words(row))
-    return {name: next(iter(of)) if len(of) == 1 else "" for name, of in found.items()}
-
-
-def mark(row: Mapping[str, Any], titles: Mapping[str, str]) -> str:
-    """The words behind a cell's figure: those that its title does not show."""
-    said = words(row)
-    return f", {said}" if said and said != titles.get(row["provider"]) else ""
-
-
-def of_ours(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """The words behind a figure that both our backends share, of a case's rows by provider."""
-    said = [how_of(rows[name]) or "" for name in OURS if name in rows]
-    return "".join(f", {of}" for of in dict.fromkeys(of.partition(":")[0] for of in said) if of)
-
-
-def paragraph(rows: Collection[Mapping[str, Any]]) -> list[str]:
-    """`notes` as lines of Markdown."""
-    found = notes(rows)
-    return [" ".join(found), ""] if found else []
-
-
 def notes(rows: Collection[Mapping[str, Any]]) -> list[str]:
-    """What the words of rows mean, one note for each."""
-    providers: dict[str, list[str]] = {}
-    ops: dict[str, list[str]] = {}
-    for row in rows:
-        how = how_of(row)
-        if how is not None:
-            for found, name in ((providers, row.get("provider")), (ops, row.get("op"))):
-                if str(name) not in found.setdefault(how, []):
-                    found[how].append(str(name))
+    """What the remarks of rows mean, one note for each."""
     lines = []
-    for how, names in providers.items():
+    for how in dict.fromkeys(filter(None, (row.get("how") for row in rows))):
+        marked = [row for row in rows if row.get("how") == how]
+        ops, who = (
+            ", ".join(dict.fromkeys(str(r[name]) for r in marked)) for name in ("op", "provider")
+        )
         said, _, more = how.partition(": ")
-        who = ", ".join(names)
-        if more:
-            lines.append(f'"{said}" ({", ".join(ops[how])} by {who}): {more}.')
-        else:
-            lines.append(f"{who}: {said}.")
+        lines.append(f'"{said}" ({ops} by {who}): {more}.' if more else f"{who}: {said}.")
     if any(EXPOSED in words(row) for row in rows):
         lines.append(
             f'"{EXPOSED}": the device waited for the host in more than a fifth of the samples.'

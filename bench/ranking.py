@@ -42,48 +42,41 @@ def ranks(rows: Rows, among: Collection[str] = RANKED) -> dict[str, int]:
     return places
 
 
-def header(rows: Iterable[Row], names: Sequence[str] = RANKED) -> list[str]:
-    """The titles of `table`, with the words that all rows of a provider share."""
-    said = marks.common(rows)
-    ways = [marks.titled(TITLES.get(name, name), said.get(name, "")) for name in names]
-    return ["case", *ways, *(title for _, title, _ in SAVED)]
+def header(names: Sequence[str] = RANKED) -> list[str]:
+    """The titles of `table`."""
+    return ["case", *(TITLES.get(name, name) for name in names), *(title for _, title, _ in SAVED)]
 
 
-def _cell(
-    row: Row | None, places: Mapping[str, int], titles: Mapping[str, str], has_bands: bool
-) -> str:
+def _cell(row: Row | None, places: Mapping[str, int], has_bands: bool) -> str:
     if row is None:
         return NOTHING
     if "time_us" not in row:
         return no_time(row)
     band = f" ({row['p20_us']:.4g}–{row['p80_us']:.4g})" if has_bands else ""
-    place = f"{places[row['provider']]}. {row['time_us']:.4g}{band}"
-    return f"{place}{marks.mark(row, titles)}"
+    return ", ".join(
+        filter(None, (f"{places[row['provider']]}. {row['time_us']:.4g}{band}", marks.words(row)))
+    )
 
 
 def _saved(rows: Rows, figure: str, style: str) -> str:
     """The formula's figure, and our kernels' figures."""
     figures = [rows.get(name, {}).get(figure) for name in ("formula", "triton", "cuda")]
     texts = [NOTHING if f is None else format(f, style) for f in figures]
-    said = marks.of_ours(rows) if figure == "launches" else ""
-    return f"{texts[0]} → {' / '.join(dict.fromkeys(texts[1:]))}{said}"
+    return f"{texts[0]} → {' / '.join(dict.fromkeys(texts[1:]))}"
 
 
-def cells(
-    rows: Rows, titles: Mapping[str, str], has_bands: bool = True, names: Sequence[str] = RANKED
-) -> list[str]:
+def cells(rows: Rows, has_bands: bool = True, names: Sequence[str] = RANKED) -> list[str]:
     """A case's cells under `header`: places and medians in µs; launches; host µs.
 
     Args:
         rows: of one case, by provider.
-        titles: the words that the table's titles have, by provider.
         names: the providers that are ranked.
     """
     places = ranks(rows, names)
     first = next(iter(rows.values()))
     return [
         label(first) if first["timer"] == "device" else f"{label(first)} [{first['timer']}]",
-        *(_cell(rows.get(name), places, titles, has_bands) for name in names),
+        *(_cell(rows.get(name), places, has_bands) for name in names),
         *(_saved(rows, figure, style) for figure, _, style in SAVED),
     ]
 
@@ -105,9 +98,7 @@ def table(
     rows: Iterable[Row], has_bands: bool = True, names: Sequence[str] = RANKED
 ) -> list[list[str]]:
     """The cells of every case under `header`, as `cells` says."""
-    rows = list(rows)
-    titles = marks.common(rows)
-    return [cells(of, titles, has_bands, names) for of in by_case(rows)]
+    return [cells(of, has_bands, names) for of in by_case(rows)]
 
 
 def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -121,7 +112,7 @@ def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
         ]
     rows = [row for report in reports for row in report["rows"]]
     shown = table(rows, has_bands=False)
-    lines += [*marks.paragraph(rows), *markdown_table(header(rows), shown)]
+    lines += [" ".join(marks.notes(rows)), "", *markdown_table(header(), shown)]
     of_code = [lines_cells(*of) for report in reports for of in report.get("lines", {}).items()]
     lines += [RULE, "", *markdown_table(LINES_HEADER, of_code)]
     return "\n".join(lines)

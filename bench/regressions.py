@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from diglot.bench.harness import OURS, Row
-from diglot.bench.marks import how_of
 from diglot.bench.reports import TIMES, key_of, label
 from diglot.tools.numbers import NOTHING, number
 from diglot.tools.table import Column
@@ -63,7 +62,7 @@ def compare(rows: Iterable[Row], older: Iterable[Row]) -> list[Change]:
         old = before.get(key_of(row))
         if old is not None and "time_us" not in row:
             changes.append(Change(row, old, None, BROKEN))
-        elif old is not None and how_of(old) == how_of(row):
+        elif old is not None and old.get("how") == row.get("how"):
             share = next((name for name in SHARES if name in row and name in old), None)
             now, then = (_in_units_of_ceiling(of, share) for of in (row, old))
             ratio = now["time_us"] / then["time_us"]

@@ -53,7 +53,7 @@ def overview(reports: Reports) -> str:
     rows = [row for report in reports for row in report["rows"]]
     with_bars = [report for report in reports if any(row["bars"] for row in report["rows"])]
     said = f"{measured_on(reports)}. {standing.MEANING} {standing.OTHERS} {standing.OLDER}"
-    lines = [said, "", *marks.paragraph(rows)]
+    lines = [said, "", " ".join(marks.notes(rows)), ""]
     for header, body in (
         (standing.HEADER, standing.lines(reports)),
         (MISSED_HEADER, map(_missed, with_bars)),

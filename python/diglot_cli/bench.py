@@ -171,7 +171,7 @@ def _print(done: Any, ranking: bool) -> None:
 
     print_verdict(*summary.verdict(done.rows, done.gpu))
     if ranking:
-        print_table(ranks.header(done.rows), ranks.table(done.rows))
+        print_table(ranks.header(), ranks.table(done.rows))
         print_table(ranks.LINES_HEADER, [ranks.lines_cells(*of) for of in done.lines.items()])
         if done.lines:
             make_console().print(RULE, markup=False)

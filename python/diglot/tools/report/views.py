@@ -168,7 +168,7 @@ def _ranking(
             standing.HEADER, standing.lines(reports)
         ),
         f"{words} It is {missing}." if missing else words: Table(
-            _columns(ranking.header(timed, names)), cases
+            _columns(ranking.header(names)), cases
         ),
         RULE: Table(_columns(ranking.LINES_HEADER), lines),
     }
