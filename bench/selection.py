@@ -24,7 +24,7 @@ from diglot.reference.specs import all_op_names
 # A benchmark has the name of its op's files.
 OPS = all_op_names()
 # These are no ops, and measure and write by themselves.
-APART = ("graphs", "l2", "patched", "stream_cases", "stream_map")
+APART = ("graphs", "patched", "stream_cases", "stream_map")
 
 MOST_ELEMENTS = 1 << 40
 # Of the ranking: fits a cache, is some megabytes, and goes beyond every cache.

@@ -26,7 +26,7 @@ from diglot.bench.collective_tables import collectives_table, exchanges_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.graph_tables import graphs_markdown
 from diglot.bench.harness import OURS
-from diglot.bench.markdown import by_gpu, pivot, put, table
+from diglot.bench.markdown import by_gpu, put, table
 from diglot.bench.patched import patched_markdown
 from diglot.bench.reports import measured_on
 from diglot.bench.result_files import OF_OPS, committed
@@ -59,49 +59,6 @@ def overview(reports: Reports) -> str:
         (MISSED_HEADER, map(_missed, with_bars)),
     ):
         lines += table(header, body)
-    return "\n".join(lines)
-
-
-def _l2_cell(row: dict[str, Any], piece: str) -> str:
-    if "time_us" not in row:
-        return "wrong result"
-    whole = piece == "turn"
-    text = f"{row['time_us'] if whole else row['pieces_us'][piece]:.1f}"
-    if row["provider"] == "persist" and "speed" in row:
-        text += f" ({row['speed'] if whole else row['pieces_speed'][piece]:.2f})"
-    if whole:
-        text += "".join(" ✓" if bar["met"] else " ✗" for bar in row["bars"])
-    return text
-
-
-def _l2_key(row: dict[str, Any]) -> tuple[str, str]:
-    hot_mb, ratio = row["options"]["hot_mb"], row["options"]["hit_ratio"]
-    return f"{hot_mb} MB", "none" if ratio is None else f"{ratio:g}"
-
-
-# Workload, piece (or the whole turn), title.
-L2_TABLES = (
-    ("walks", "turn", "walks and a pass, µs"),
-    ("walks", "walks", "the walks of these"),
-    ("walks", "pass", "the pass of these"),
-    ("gathers", "turn", "gathers, µs"),
-)
-
-
-def l2_markdown(reports: Reports) -> str:
-    """The tables of results of L2 persistence: a cell for each hot set and hit ratio."""
-    lines = []
-    for report in reports:
-        lines += [
-            f"{measured_on([report])}. Each line is a size of the hot set, and each column a hit "
-            "ratio. The first column has no persistence. Figures are medians of interleaved runs "
-            "in µs. The number in brackets is the speed against the first column. ✓ or ✗ says "
-            "whether the best cell meets the project's bar, 1.2. Results were checked in that run.",
-            "",
-        ]
-        for workload, piece, title in L2_TABLES:
-            rows = [row for row in report["rows"] if row["workload"] == workload]
-            lines += pivot(title, {_l2_key(row): _l2_cell(row, piece) for row in rows})
     return "\n".join(lines)
 
 
@@ -180,7 +137,6 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
         PRODUCTS,
     ),
     ("docs/graphs.md", "bench", "results/*/graphs.json", graphs_markdown),
-    ("docs/l2.md", "bench", "results/*/l2.json", l2_markdown),
     ("docs/models.md", "patched", "results/*/patched.json", patched_markdown),
     ("docs/pipeline.md", "cases", "results/*/stream_cases.json", stream_cases_markdown),
     ("docs/pipeline.md", "bench", "results/*/stream_map.json", stream_map_markdown),
