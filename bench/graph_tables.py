@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def graphs_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
-    """The bars with their values, every time and size, and timelines."""
+    """The bars with their values, and every time and size."""
     lines: list[str] = []
     for report in reports:
         rows = report["rows"]
@@ -21,11 +21,8 @@ def graphs_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
             f"{measured_on([report])}. Times are medians; results were checked in that run.",
             "",
             *table(["workload", "way", "figure", "bar", "reached", ""], _bars(rows)),
-            *table(["workload", "way", "µs", "p99, µs", "memory", "more"], map(_figures, rows)),
+            *table(["workload", "way", "µs", "p99, µs", "memory"], map(_figures, rows)),
         ]
-        for row in rows:
-            if "timeline" in row:
-                lines += _timeline(row)
         lines += [f"- {row['workload']}: {row['reason']}" for row in rows if "reason" in row]
     return "\n".join(lines)
 
@@ -52,18 +49,4 @@ def _figures(row: Row) -> list[str]:
         row["provider"],
         *(f"{row[name]:,.2f}" if name in row else NOTHING for name in ("time_us", "p99_us")),
         NOTHING if num_bytes is None else f"{num_bytes / MIB:,.0f} MiB",
-        ", ".join(f"{name} {value}" for name, value in row.get("facts", {}).items()) or NOTHING,
-    ]
-
-
-def _timeline(row: Row) -> list[str]:
-    """When each batch was prepared and replayed."""
-    spans = (
-        [f"{begin:.2f} to {end:.2f}" for begin, end in each] for each in row["timeline"].values()
-    )
-    rows = [[str(number), *each] for number, each in enumerate(zip(*spans, strict=True))]
-    return [
-        f"{row['workload']}, {row['provider']}, in ms:",
-        "",
-        *table(["batch", "host prepares", "replay"], rows),
     ]

@@ -1,7 +1,7 @@
 """What `diglot.graphs` costs and gains, beside eager calls and the graphs of `torch.compile`.
 
 A training step, the host's time of a replay, a kernel inside a graph, and the memory of buckets;
-graphs_structure.py has branches and updates, graphs_serving.py the sentence encoder.
+graphs_serving.py has the sentence encoder.
 `diglot bench graphs --results DIR` writes to DIR/<gpu>.
 """
 
@@ -31,7 +31,7 @@ CHECKED = (0, 10, 100, 1000)  # parameters
 COPIED = (1, 2, 4)  # tensors
 SIZES = (1, 8, 32, 64, 128, 256, 384, 512)  # buckets, of a network as wide as these
 NARROW, WIDE = 1024, 4096
-COMPILED = " of compiled"
+OURS, OTHER = "graphs of compiled", "reduce-overhead"  # of a compiled function
 FIGURES = ("time_us", "p99_us", "pool_bytes", "reserved_bytes")  # that are printed
 
 Part = Callable[[], Iterator[Row]]
@@ -113,23 +113,14 @@ def _distance(weights: Iterable[Tensor], others: Iterable[Tensor]) -> float:
     return torch.cat(gaps).norm().item()
 
 
-def training(is_compiled: bool) -> Iterator[Row]:
-    """The launch-bound step, eagerly and captured.
-
-    Args:
-        is_compiled: whether also of a compiled function, by our graphs and by `torch.compile`'s.
-    """
-    workload = "compiled training step" if is_compiled else "training step"
+def training() -> Iterator[Row]:
+    """The launch-bound step, eagerly and captured; and compiled, by PyTorch's graphs and ours."""
     clip, steps, weights = diglot.clip_grad_norm_, {}, {}
-    made = {name: Training() for name in ("eager", "graphs")}
+    made = {name: Training() for name in ("eager", "graphs", OTHER, OURS)}
     steps["eager"] = made["eager"].eager(made["eager"].pair, clip)
+    steps[OTHER] = made[OTHER].eager(torch.compile(made[OTHER].pair, mode=OTHER), clip)
     reported = {"graphs": made["graphs"].graphed(made["graphs"].pair)}
-    if is_compiled:
-        name = f"graphs{COMPILED}"
-        made |= {"reduce-overhead": Training(), name: Training()}
-        compiled = torch.compile(made["reduce-overhead"].pair, mode="reduce-overhead")
-        steps["reduce-overhead"] = made["reduce-overhead"].eager(compiled, clip)
-        reported[name] = made[name].graphed(torch.compile(made[name].pair))
+    reported[OURS] = made[OURS].graphed(torch.compile(made[OURS].pair))
     for name, step in reported.items():
         steps[name] = functools.partial(step, made[name].batch, ())
     for name, call in steps.items():
@@ -146,15 +137,12 @@ def training(is_compiled: bool) -> Iterator[Row]:
     for name, step in reported.items():
         steps[f"{name}, batch in place"] = functools.partial(step, *step.inputs)
     rows = {
-        name: row_of(workload, name, "wall", **timing.figures())
+        name: row_of("training step", name, "wall", **timing.figures())
         for name, timing in measure.host(steps, rounds=15, calls=40, waits=True).items()
     }
     eager = min(rows[name]["time_us"] for name in rows if name.startswith("eager"))
     judge(rows["graphs"], "speed over eager", eager / rows["graphs"]["time_us"], 4.0)
-    if is_compiled:
-        ours = rows[f"graphs{COMPILED}"]
-        over = speed(rows, ours["provider"], "reduce-overhead")
-        judge(ours, "speed over reduce-overhead", over, 1.0)
+    judge(rows[OURS], f"speed over {OTHER}", speed(rows, OURS, OTHER), 1.0)
     for name, step in reported.items():
         rows[name]["nodes"] = graphs.inspect(step).kinds
         rows[name]["report"] = step.measure().json()["graphs"]
@@ -285,19 +273,16 @@ def memory() -> Iterator[Row]:
 
 def parts() -> dict[str, Part]:
     """The parts of the measurement by name, the shortest first."""
-    from diglot.bench import graphs_serving, graphs_structure
+    from diglot.bench import graphs_serving
 
     return {
         "checks": checks,
         "host": host,
         "nodes": nodes,
         "memory": memory,
-        **graphs_structure.parts(),
-        "training": functools.partial(training, False),
         "large": graphs_serving.large_batch,
+        "training": training,
         "requests": graphs_serving.requests,
-        "compiled training": functools.partial(training, True),
-        "compiled requests": graphs_serving.compiled_requests,
     }
 
 
@@ -305,8 +290,7 @@ def tell(row: Row) -> None:
     """Prints a row."""
     figures = (f"{name} {row[name]:,.2f}" for name in FIGURES if name in row)
     bars = (f"{bar['name']} {bar['value']:.2f} ({bar['bound']})" for bar in row["bars"])
-    facts = (f"{name} {value}" for name, value in row.get("facts", {}).items())
-    shown = ", ".join([*figures, *bars, *facts])
+    shown = ", ".join([*figures, *bars])
     print(f"  {row['workload']}, {row['provider']}: {shown}", flush=True)
 
 

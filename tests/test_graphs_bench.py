@@ -8,9 +8,8 @@ import pytest
 import torch
 from recorded_graphs import install
 
-from diglot import graphs
 from diglot.bench import graphs as bench
-from diglot.bench import graphs_structure, session
+from diglot.bench import session
 from diglot.bench.graph_tables import graphs_markdown
 from diglot.bench.reports import make_report
 from diglot.tools import measure
@@ -34,6 +33,7 @@ def on_cpu(monkeypatch):
     for name in ("WIDTH", "BATCH", "NARROW", "WIDE"):
         monkeypatch.setattr(bench, name, 8)
     monkeypatch.setattr(measure, "check", lambda: None)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *args: None)
     return times
 
@@ -48,8 +48,9 @@ def bars_of(rows):
 
 def test_training(on_cpu):
     on_cpu |= {"eager": 50.0, "eager, PyTorch's clipping": 40.0}
-    rows = list(bench.training(False))
-    assert bars_of(rows) == {("graphs", "speed over eager"): (4.0, True)}
+    rows = list(bench.training())
+    compiled = {("graphs of compiled", "speed over reduce-overhead"): (1.0, True)}
+    assert bars_of(rows) == {("graphs", "speed over eager"): (4.0, True), **compiled}
     (graphed,) = [row for row in rows if row["provider"] == "graphs"]
     assert graphed["report"][0]["replays"] > 0 and graphed["nodes"]
 
@@ -62,7 +63,7 @@ def test_training_that_differs_is_not_timed(on_cpu, monkeypatch):
 
     monkeypatch.setattr(bench.Training, "graphed", wrong)
     with pytest.raises(AssertionError):
-        list(bench.training(False))
+        list(bench.training())
 
 
 def test_host(on_cpu):
@@ -76,46 +77,6 @@ def test_memory(on_cpu, monkeypatch):
     monkeypatch.setattr(bench, "SIZES", (1, 4))
     ((name, (value, met)),) = bars_of(bench.memory()).items()
     assert name == ("eight buckets", "memory over the largest alone") and value == 1.0 and met
-
-
-def test_structure(on_cpu, monkeypatch):
-    """What the example of graphs finds becomes rows, and these tables."""
-    example = graphs_structure.example
-    captured = {
-        name: graphs.capture(function, torch.ones(2))
-        for name, function in (("one_after_the_other", torch.neg), ("side_by_side", torch.exp))
-    }
-    monkeypatch.setattr(example, "make_branches", lambda: captured)
-    on_cpu |= {"one_after_the_other": 30.0, "side_by_side": 20.0}
-    chain, branches = graphs_structure.branches()
-    assert chain["facts"] == {"nodes": 1, "deep": 1, "wide": 1}
-    assert branches["facts"]["speed over a chain"] == 1.5
-
-    ends = iter([9.0, 8.0, 7.0, 7.5, 8.5, 6.0, 5.0, 4.0, 4.5, 4.2])
-    spans = [(0.0, 1.0), (1.5, 2.5)]
-    monkeypatch.setattr(
-        example, "prepare_and_replay", lambda n, waits: (spans, [(1.0, 2.0), (3.0, next(ends))])
-    )
-    after, during = graphs_structure.next_batch()
-    assert (after["time_us"], during["time_us"]) == (8000, 4500)
-    assert during["timeline"]["replay"] == [(1.0, 2.0), (3.0, 4.5)]
-    assert during["facts"] == {"batches": 6, "overlap, ms": 0.5, "speed over waiting": 1.78}
-
-    monkeypatch.setattr(example, "share_memory", lambda: example.Shared([256, 256], 1, 2))
-    one, two = graphs_structure.shared_memory()
-    assert one["facts"] == {"results are at": "0x100, 0x100"}
-    assert (one["pool_bytes"], two["pool_bytes"]) == (1, 2)
-
-    monkeypatch.setattr(example, "update_times", lambda nodes: ([nodes] * 3, [nodes / 4] * 3))
-    updates = list(graphs_structure.updates())
-    assert [row["provider"] for row in updates[:2]] == [
-        "make executable, 50 nodes",
-        "update, 50 nodes",
-    ]
-    assert updates[1]["facts"] == {"speed over making": 4.0, "a further node": "refused"}
-    made = graphs_markdown([make_report("graphs", [during, *updates])])
-    assert "| 1 | 1.50 to 2.50 | 3.00 to 4.50 |" in made
-    assert "| – | speed over making 4.0, a further node refused |" in made
 
 
 def test_all_of_it(on_cpu, monkeypatch, tmp_path):
@@ -140,10 +101,10 @@ def test_tables():
     failed = bench.row_of("nodes", "none", "none", reason="failed: why")
     made = graphs_markdown([make_report("graphs", [row, failed])])
     assert "| host | in place, 1 | µs beyond | ≤ 6 | 7.00 | ✗ |" in made
-    assert "| host | in place, 1 | 1,234.50 | – | 3 MiB | – |" in made
+    assert "| host | in place, 1 | 1,234.50 | – | 3 MiB |" in made
     assert "- nodes: failed: why" in made
 
 
 def test_it_is_found():
     assert "graphs" in session.APART and session.load("graphs") is bench
-    assert list(bench.parts())[-1] == "compiled requests"
+    assert list(bench.parts())[-1] == "requests"
