@@ -106,10 +106,10 @@ class _Norm:
         # Row by row in double precision: a few rows at a time take little memory.
         exact = Exact(x, None, None, 1, EPS, self.centered)
         mean, rstd = (of.flatten().float() for of in (exact.mean, exact.rstd))
-        arrays = (grad, sums[0] if sums else None, x)
+        saved = (grad, sums[0] if sums else None, x)
         if not self.centered:
-            return Operands(arrays, weight, bias, None, rstd, torch.stack([rstd]))
-        return Operands(arrays, weight, bias, mean, rstd, torch.stack([mean, rstd]))
+            return Operands(saved, weight, bias, None, rstd, torch.stack([rstd]))
+        return Operands(saved, weight, bias, mean, rstd, torch.stack([mean, rstd]))
 
     def eager(self, of: Operands) -> Any:
         """PyTorch's op, after an addition where there is one."""
@@ -198,13 +198,15 @@ def benchmark_of(centered: bool, fused: bool) -> Benchmark:
         return {"forward": forward, RECORDED: forward, "backward": backward}
 
     called = [F.layer_norm if centered else F.rms_norm, *([torch.add] if fused else [])]
-    formulas = [norm.formula, norm.formula_gradient]
+    # The formula of a fused op calls that of the plain one.
+    parts = [FORMULAS[op] for op in dict.fromkeys((norm.plain, norm.op))]
+    formulas = [function for part in parts for function in part.values()]
     made.ours(ways(norm.ours, norm.our_gradient))
     made.way("torch", ways(norm.eager, norm.eager_gradient), code=called)
     # The op itself is compiled, as of softmax.
     made.compiled(
         {"forward": norm.eager, "backward": norm.gradient_written_out},
-        code=[*called, norm.formula_gradient],
+        code=[*called, *(part["backward"] for part in parts)],
     )
     made.way(
         "formula",

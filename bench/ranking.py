@@ -88,9 +88,8 @@ def lines_cells(op: str, lines: Mapping[str, Mapping[str, int]]) -> list[str]:
         if name not in lines:
             texts.append(NOTHING)
             continue
-        own, whole = lines[name]["own"], lines[name]["with_shared"]
         mark = " †" if name == "torch.compile" and lines[name].get("calls") else ""
-        texts.append(f"{own}{mark}" if own == whole else f"{own} ({whole})")
+        texts.append(f"{lines[name]['own']}{mark}")
     return [op, *texts]
 
 

@@ -181,7 +181,7 @@ def _damage_of_facts(kind: str, content: Mapping[str, Any]) -> str | None:
             return f"{name} is no {type_.__name__}"
     for op, ways in (content.get("lines") or {}).items():
         counts = list(ways.values()) if isinstance(ways, dict) else [None]
-        if not all(isinstance(of, dict) and {"own", "with_shared"} <= of.keys() for of in counts):
+        if not all(isinstance(of, dict) and "own" in of for of in counts):
             return f"lines of {op} are no counts"
     wrong = (name for name in COUNTS if kind == "tests" and not isinstance(content[name], int))
     return next((f"{name} is no number" for name in wrong), None)

@@ -26,7 +26,7 @@ from diglot.bench import (
 )
 from diglot.bench.harness import Case
 from diglot.bench.instruments import GPU
-from diglot.bench.lines import cxx_lines, definition_lines, function_lines, lines_of, python_lines
+from diglot.bench.lines import code_lines, function_lines, lines_of
 from diglot.bench.selection import OPS, Selection, cases_of, load, parse_sizes
 from diglot.reference.specs import Expected
 from diglot.tools import measure
@@ -346,32 +346,14 @@ def test_lines_of_code():
         "    y = [",
         "        x,  # one",
     ]
-    assert python_lines("\n".join([*text, "    ]", '    return "#"', ""])) == 5
-    assert cxx_lines('/* a\n b */ int x; // c\n\n// d\nauto s = "// e"; /*\n*/\n') == 2
+    assert code_lines("\n".join([*text, "    ]", '    return "#"', ""]), "python") == 5
+    assert code_lines('/* a\n b */ int x; // c\n\n// d\nauto s = "// e"; /*\n*/\n', "cpp") == 2
     assert function_lines([torch.softmax, lambda x: x]) == 2
     lines = lines_of(load("gelu").benchmark)
     assert lines["torch"]["own"] == 1
     assert lines["torch.compile"]["own"] == lines["formula"]["own"] + 1
     for name in ("triton", "cuda"):
-        assert lines["formula"]["own"] < lines[name]["own"] < lines[name]["with_shared"]
-
-
-def test_a_definition_counts_with_what_it_uses():
-    text = """
-def unused():
-    return 0
-
-def used(x):
-    return x
-
-@decorated
-def f(x):
-    return used(x) + f(x) + elsewhere(x)
-
-def g(x): return used(x)
-"""
-    assert definition_lines(text, ["f"]) == 5
-    assert definition_lines(text, ["f", "g"]) == 6
+        assert lines["formula"]["own"] < lines[name]["own"]
 
 
 def test_lines_are_those_of_the_op():
@@ -470,7 +452,7 @@ def test_a_time_without_its_band_is_told(tmp_path):
         ({"versions": []}, "is damaged: versions is no dict"),
         ({"incomplete": True}, "is damaged: incomplete is no str"),
         ({"lines": {"toy": 3}}, "is damaged: lines of toy are no counts"),
-        ({"lines": {"toy": {"cuda": {"own": 1}}}}, "is damaged: lines of toy are no counts"),
+        ({"lines": {"toy": {"cuda": {"calls": 1}}}}, "is damaged: lines of toy are no counts"),
         ({"lines": {"toy": {"cuda": 3}}}, "is damaged: lines of toy are no counts"),
     ],
 )

@@ -238,8 +238,8 @@ def test_a_ranking_is_shown_whole(write):
     rows.append(row("triton", shape=small, verified=False, reason="RuntimeError: no", launches=2))
     for of in ("time_us", "p20_us", "p80_us"):
         del rows[-1][of]
-    lines = {name: {"own": i + 1, "with_shared": i + 1} for i, name in enumerate(ways)}
-    lines["cuda"] = {"own": 107, "with_shared": 2110}
+    lines = {name: {"own": i + 1} for i, name in enumerate(ways)}
+    lines["cuda"] = {"own": 107}
     own = [row(shape=[9999, 9999], bytes=1 << 40), row(op="softmax", options={})]
     paths = [
         write(benchmark(*rows, lines={"gelu": lines}), "ranking/gelu.json"),
@@ -256,7 +256,7 @@ def test_a_ranking_is_shown_whole(write):
     ]
     times = ["3. 30 (29.4–30.6)", "2. 12 (11.76–12.24)", "failed", "1. 10 (9.8–10.2)"]
     assert every.rows[0][1:] == [*times, "9 → 2 / 1", "111 → – / 20.5"]
-    assert code.rows == [["gelu", "1", "2", "–", "–", "107 (2110)"]]
+    assert code.rows == [["gelu", "1", "2", "–", "–", "107"]]
     # PyTorch takes 12 µs, and CUDA 10: in two of its three cases there is another to compare with.
     assert beside.rows[0][:3] == ["gelu", "2", "1.20 (1.20)"]
     assert "incomplete" not in " ".join(section.tables)
