@@ -13,7 +13,7 @@ from diglot.tools.ceilings import Ceilings
 from diglot.tools.drawing import INK, Picture, Point
 from diglot.tools.gpus import find_gpu
 from diglot.tools.numbers import number
-from diglot.tools.report.operations import PRODUCT, find, operations
+from diglot.tools.report.operations import operations
 from diglot.tools.table import Column, Table
 
 # By name the dashes of a line that nothing gets above, and its TFLOP/s by operations per byte.
@@ -25,7 +25,6 @@ class Place:
     """A case in a roofline: TFLOP/s by provider, at its operations per byte."""
 
     name: str
-    counted: str
     points: Mapping[str, Point]
 
     @property
@@ -63,8 +62,7 @@ def _place(case: Mapping[str, Row]) -> Place | None:
             points[name] = Point(speed, intensity, note=words, is_missed=is_missed)
     if not points:
         return None
-    counted = find(row["op"], row["direction"]) or PRODUCT
-    return Place(f"{row['op']} {kind_text(row)}", counted, points)
+    return Place(f"{row['op']} {kind_text(row)}", points)
 
 
 def _roofs(rows: Sequence[Row], gpu: str, known: Ceilings | None) -> Roofs:
@@ -122,5 +120,5 @@ def _numbers(places: Sequence[Place]) -> Table:
     rows = []
     for place in places:
         values = [place.points[name].value if name in place.points else None for name in names]
-        rows.append([place.name, *map(number, (place.intensity, *values)), place.counted])
-    return Table([*titles, "operations of an element"], rows)
+        rows.append([place.name, *map(number, (place.intensity, *values))])
+    return Table(titles, rows)
