@@ -1,17 +1,13 @@
-"""addmm: cases, providers."""
+"""addmm: its tensors, and its formula."""
 
 from __future__ import annotations
 
 import torch
 
-import diglot
 from diglot.bench import products
-from diglot.bench.harness import Case
-from diglot.reference.addmm import SPEC
 
 
-def _shapes(case: Case) -> list[tuple[int, ...]]:
-    m, n, k = case.shape
+def _shapes(m: int, n: int, k: int, batch: int) -> list[tuple[int, ...]]:
     return [(m, n), (m, k), (k, n)]
 
 
@@ -19,15 +15,4 @@ def _formula(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor) -> tor
     return input + mat1 @ mat2
 
 
-benchmark = products.around(
-    "addmm",
-    SPEC,
-    diglot.addmm,
-    torch.addmm,
-    _formula,
-    _shapes,
-    [
-        Case("forward", torch.bfloat16, (4096, 4096, 4096)),
-        Case("forward", torch.float32, (64, 64, 64), timer="host"),
-    ],
-)
+benchmark = products.around("addmm", torch.addmm, _formula, _shapes, side=4096, batch=None)

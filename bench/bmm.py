@@ -1,18 +1,13 @@
-"""bmm: cases, providers."""
+"""bmm: its tensors, and its formula."""
 
 from __future__ import annotations
 
 import torch
 
-import diglot
 from diglot.bench import products
-from diglot.bench.harness import Case
-from diglot.reference.bmm import SPEC
 
 
-def _shapes(case: Case) -> list[tuple[int, ...]]:
-    m, n, k = case.shape
-    batch = case.options.get("batch", 1)
+def _shapes(m: int, n: int, k: int, batch: int) -> list[tuple[int, ...]]:
     return [(batch, m, k), (batch, k, n)]
 
 
@@ -20,15 +15,4 @@ def _formula(input: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     return input @ mat2
 
 
-benchmark = products.around(
-    "bmm",
-    SPEC,
-    diglot.bmm,
-    torch.bmm,
-    _formula,
-    _shapes,
-    [
-        Case("forward", torch.bfloat16, (1024, 1024, 1024), {"batch": 16}),
-        Case("forward", torch.float32, (64, 64, 64), {"batch": 1}, timer="host"),
-    ],
-)
+benchmark = products.around("bmm", torch.bmm, _formula, _shapes, side=1024, batch=16)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+import diglot
 from diglot.bench.harness import (
     OURS,
     Bar,
@@ -23,7 +24,7 @@ from diglot.bench.harness import (
     host_bar,
     normal,
 )
-from diglot.reference.specs import OpSpec, nbytes
+from diglot.reference.specs import find_spec, nbytes
 
 # A product that is compiled or written out is PyTorch's product again. A ranking asks for them.
 ON_DEMAND = ("torch.compile", "formula")
@@ -98,26 +99,29 @@ def other_way(
 
 def around(
     op: str,
-    spec: OpSpec,
-    ours: Function,
     torch_function: Function,
     formula: Function,
-    shapes: Callable[[Case], list[tuple[int, ...]]],
-    cases: list[Case],
+    shapes: Callable[[int, int, int, int], list[tuple[int, ...]]],
+    side: int,
+    batch: int | None,
 ) -> Benchmark:
     """The declaration of an op that is a product with something around it.
 
     Args:
-        op, spec, ours: the op.
         torch_function: PyTorch's own.
         formula: the definition, a kernel for each operation in eager PyTorch.
-        shapes: of a case's tensors.
-        cases: its own cases.
+        shapes: of tensors, from M, N, K and the products of a batch.
+        side: of the matrices of its case on the device, of which there are `batch`.
     """
+    spec = find_spec(op)
+    options: list[dict[str, int]] = [{}, {}] if batch is None else [{"batch": batch}, {"batch": 1}]
     made = Benchmark(
         op=op,
-        cases=cases,
-        inputs=lambda case: normal(shapes(case), case.dtype),
+        cases=[
+            Case("forward", torch.bfloat16, (side, side, side), options[0]),
+            Case("forward", torch.float32, (64, 64, 64), options[1], timer="host"),
+        ],
+        inputs=lambda case: normal(shapes(*case.shape, case.options.get("batch", 1)), case.dtype),
         expected=lambda case, tensors: spec.forward(*tensors),
         bytes_moved=lambda case, tensors: sum(map(nbytes, tensors)) + nbytes(tensors[0]),
         flops=flops,
@@ -127,7 +131,7 @@ def around(
         on_demand=ON_DEMAND,
         bars=[HOST_BAR],
     )
-    made.ours({"forward": ours})
+    made.ours({"forward": getattr(diglot, op)})
     made.way("torch", {"forward": torch_function}, code=[torch_function])
     made.compiled({"forward": formula})
     made.way("formula", {"forward": formula})
