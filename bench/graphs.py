@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import diglot
 from diglot import graphs
 from diglot.bench.harness import DEVICE, Row
-from diglot.bench.reports import judged, write_report
+from diglot.bench.reports import judged, run_parts
 from diglot.graphs.state import State, StateCheck
 from diglot.tools import measure
 from diglot.tools.measure import Timing
@@ -286,38 +286,13 @@ def parts() -> dict[str, Part]:
     }
 
 
-def tell(row: Row) -> None:
-    """Prints a row."""
+def tell(row: Row) -> str:
+    """A row in words."""
     figures = (f"{name} {row[name]:,.2f}" for name in FIGURES if name in row)
     bars = (f"{bar['name']} {bar['value']:.2f} ({bar['bound']})" for bar in row["bars"])
-    shown = ", ".join([*figures, *bars])
-    print(f"  {row['workload']}, {row['provider']}: {shown}", flush=True)
+    return f"{row['workload']}, {row['provider']}: {', '.join([*figures, *bars])}"
 
 
-def run(folder: Path | None = None, chosen: Iterable[str] | None = None) -> Path:
-    """Measures, and writes graphs.json to a folder, by default to bench/results/<gpu>.
-
-    The file is written after each part. A part that fails has a row that says why.
-
-    Raises:
-        RuntimeError: there is no GPU, or kernels are interpreted.
-    """
-    measure.check()
-    known, rows = parts(), []
-    names = list(known if chosen is None else chosen)
-    for number, name in enumerate(names, 1):
-        print(f"graphs: {name}", flush=True)
-        began = time.perf_counter()
-        try:
-            for row in known[name]():
-                tell(row)
-                rows.append(row)
-        except Exception as error:
-            reason = f"failed: {type(error).__name__}: {error}"
-            print(f"  {reason}", flush=True)
-            rows.append(row_of(name, "none", "none") | {"verified": False, "reason": reason})
-        print(f"  {time.perf_counter() - began:.0f} s", flush=True)
-        facts = {} if number == len(names) else {"incomplete": f"{number} of {len(names)} parts"}
-        path = write_report("graphs", rows, folder, **facts)
-        torch.cuda.empty_cache()
-    return path
+def run(folder: Path | None = None) -> Path:
+    """Measures, and writes graphs.json to a folder, by default to bench/results/<gpu>."""
+    return run_parts("graphs", parts(), tell, folder)

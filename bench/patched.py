@@ -20,7 +20,7 @@ from torch import nn
 import diglot
 from diglot.bench.harness import DEVICE, Row
 from diglot.bench.markdown import table
-from diglot.bench.reports import measured_on, write_report
+from diglot.bench.reports import measured_on, run_parts
 from diglot.tools import measure
 
 BACKENDS = ("cuda", "triton")
@@ -136,29 +136,13 @@ def time_model(name: str) -> Iterator[Row]:
 
 
 def run(folder: Path | None = None) -> Path:
-    """Measures, and writes patched.json to a folder, by default to bench/results/<gpu>.
+    """Measures, and writes patched.json to a folder, by default to bench/results/<gpu>."""
 
-    The file is written after each model. A model that fails has a row that says why.
+    def tell(row: Row) -> str:
+        return f"{row['workload']}, {row['provider']}: {row['time_us']:,.0f} µs"
 
-    Raises:
-        RuntimeError: there is no GPU, or kernels are interpreted.
-    """
-    measure.check()
-    rows: list[Row] = []
-    for name in MODELS:
-        print(f"patched: {name}", flush=True)
-        try:
-            for row in time_model(name):
-                what = f"{row['workload']}, {row['provider']}"
-                print(f"  {what}: {row['time_us']:,.0f} µs", flush=True)
-                rows.append(row)
-        except Exception as error:
-            reason = f"failed: {type(error).__name__}: {error}"
-            print(f"  {reason}", flush=True)
-            rows.append({"op": "patched", "model": name, "verified": False, "reason": reason})
-        path = write_report("patched", rows, folder)
-        torch.cuda.empty_cache()
-    return path
+    parts = {name: functools.partial(time_model, name) for name in MODELS}
+    return run_parts("patched", parts, tell, folder)
 
 
 def patched_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -182,7 +166,7 @@ def patched_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
         heads = ["model", "batch", "", "PyTorch", *BACKENDS]
         lines += table(heads, cells)
         failed = [row for row in report["rows"] if "reason" in row]
-        lines += [f"- {row['model']}: {row['reason']}" for row in failed]
+        lines += [f"- {row['workload']}: {row['reason']}" for row in failed]
     return "\n".join(lines)
 
 

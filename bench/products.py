@@ -101,7 +101,7 @@ def around(
     op: str,
     torch_function: Function,
     formula: Function,
-    shapes: Callable[[int, int, int, int], list[tuple[int, ...]]],
+    shapes: Callable[..., list[tuple[int, ...]]],
     side: int,
     batch: int | None,
 ) -> Benchmark:

@@ -14,7 +14,12 @@ NOISE = 0.02
 SLOWER, FASTER, SAME, BROKEN = "slower", "faster", "within noise", "broken"
 # By what two runs are compared, the best that both have: their ceilings drift as their clocks do.
 SHARES = ("share_of_product", "share_of_copy")
-HEADER = ("case", "provider", "verdict", *map(Column, ("new over old", "old, µs", "new, µs")))
+HEADER: tuple[Column | str, ...] = (
+    "case",
+    "provider",
+    "verdict",
+    *map(Column, ("new over old", "old, µs", "new, µs")),
+)
 
 
 @dataclass(frozen=True)

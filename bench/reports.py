@@ -17,6 +17,7 @@ import torch
 from diglot.bench.evidence import RESULTS, commit, gpu_short_name, source_hash, versions
 from diglot.bench.harness import Row
 from diglot.files import for_json, writing
+from diglot.tools import measure
 
 SCHEMA = 1
 LESSONS = {"schema": "diglot.lessons", "schema_version": 1}  # what their file says in its place
@@ -66,6 +67,41 @@ def write_report(op: str, rows: Sequence[Row], folder: Path | None = None, **fac
     """Writes a report to <op>.json, by default in bench/results/<gpu>; returns the file."""
     path = (folder or RESULTS / gpu_short_name(torch.cuda.get_device_name())) / f"{op}.json"
     save(make_report(op, rows, **facts), path)
+    return path
+
+
+def run_parts(
+    op: str,
+    parts: Mapping[str, Callable[[], Iterable[Row]]],
+    tell: Callable[[Row], str],
+    folder: Path | None,
+) -> Path:
+    """Measures part by part, and writes a report after each, as `write_report`.
+
+    A part that fails has a row that says why.
+
+    Args:
+        tell: a row in words.
+
+    Raises:
+        RuntimeError: there is no GPU, or kernels are interpreted.
+    """
+    measure.check()
+    rows: list[Row] = []
+    for number, (name, part) in enumerate(parts.items(), 1):
+        print(f"{op}: {name}", flush=True)
+        try:
+            for row in part():
+                print(f"  {tell(row)}", flush=True)
+                rows.append(row)
+        except Exception as error:
+            reason = f"failed: {type(error).__name__}: {error}"
+            print(f"  {reason}", flush=True)
+            failed = {"op": op, "provider": "none", "workload": name, "timer": "none"}
+            rows.append({**failed, "verified": False, "bars": [], "reason": reason})
+        facts = {} if number == len(parts) else {"incomplete": f"{number} of {len(parts)} parts"}
+        path = write_report(op, rows, folder, **facts)
+        torch.cuda.empty_cache()
     return path
 
 

@@ -79,8 +79,9 @@ def new_results(arrays: Arrays) -> Iterator[Workload]:
         for b in OURS:
             there = arrays.provider(HW7, b, source, warm)
             found[f"warm out {b}"] = dataclasses.replace(there, prepare=prepare)
-            call, check = (functools.partial(of, b) for of in (stream, is_right))
-            found[b] = Provider(call, prepare, check)
+            found[b] = Provider(
+                functools.partial(stream, b), prepare, functools.partial(is_right, b)
+            )
         return found
 
     def over_slower(row: Row, rows: Rows) -> float:

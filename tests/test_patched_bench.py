@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import diglot
-from diglot.bench import patched
+from diglot.bench import patched, reports
 from diglot.tools import measure
 from diglot.tools.measure import Timing
 
@@ -80,7 +80,11 @@ def test_a_model_that_is_wrong_fails_alone(on_cpu, monkeypatch, tmp_path):
 
     monkeypatch.setattr(patched, "time_model", time_model)
     saved = {}
-    monkeypatch.setattr(patched, "write_report", lambda op, rows, folder: saved.update({op: rows}))
+
+    def write(op, rows, folder, **facts):
+        saved[op] = list(rows)
+
+    monkeypatch.setattr(reports, "write_report", write)
     patched.run(tmp_path)
     first, *others = saved["patched"]
     assert not first["verified"] and "cuda: logits are" in first["reason"]
