@@ -240,36 +240,24 @@ def timers(monkeypatch):
 def test_memory_is_checked_and_counted(timers):
     size = 4 << 20
     rows = list(ceiling_runs.memory("cpu", (size,)))
-    assert [row.what for row in rows] == ["copy", "read", "read", "write"]
+    assert [row.what for row in rows] == ["copy"]
     assert all(row.verified and row.bytes == size for row in rows)
     assert all(row.rate == pytest.approx(size / 1e-3 / 1e9) for row in rows)
 
 
-@pytest.mark.parametrize("broken", ["copy_", "amax", "sum"])
-def test_what_is_wrong_has_no_speed(broken, timers, monkeypatch):
-    """A copy that copies nothing, a maximum or a sum that is another's."""
-    right = getattr(torch.Tensor, broken)
-    size = 4 << 20
-
-    def wrong(tensor, *arguments, **options):
-        if tensor.numel() < size // 8:  # the check's pieces stay right
-            return right(tensor, *arguments, **options)
-        return tensor if broken == "copy_" else right(tensor, *arguments, **options) + 1000
-
-    monkeypatch.setattr(ceiling_runs, "PIECE", 1 << 16)
-    monkeypatch.setattr(torch.Tensor, broken, wrong)
-    rows = {row.how: row for row in ceiling_runs.memory("cpu", (size,))}
-    bad = rows.pop(f"Tensor.{broken}")
+def test_what_is_wrong_has_no_speed(timers, monkeypatch):
+    """A copy that copies nothing."""
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda tensor, *_: tensor)
+    (bad,) = ceiling_runs.memory("cpu", (4 << 20,))
     assert (bad.verified, bad.rate, bad.time_us) == (False, None, None)
     assert bad.reason == "the result was wrong"
-    assert len(rows) == 3 and all(row.verified for row in rows.values())
 
 
 def test_memory_that_does_not_fit_is_left_out(timers, monkeypatch):
     def runs(device, size):
         raise torch.OutOfMemoryError("no")
 
-    monkeypatch.setattr(ceiling_runs, "_memory_runs", runs)
+    monkeypatch.setattr(ceiling_runs, "_copy", runs)
     assert list(ceiling_runs.memory("cpu")) == []
 
 
@@ -308,14 +296,13 @@ def test_on_a_gpu(here):
     assert result.exit_code == 0, result.output
     known = ceilings.read(path)
     found = {row.what for row in known.rows if row.rate is not None}
-    assert found >= {"copy", "read", "write", "matrix product"}
+    assert found >= {"copy", "matrix product"}
     assert found >= {"host to device", "device to host", "both ways"}
     assert all(row.verified or "wrong" not in row.reason for row in known.rows)
     assert all(row.p20_us <= row.time_us <= row.p80_us for row in known.rows if row.rate)
     sheet = find_gpu(known.gpu)
     if sheet is not None:
-        for what in ("copy", "read", "write"):
-            assert 0.5 < known.gb_per_s(what) / sheet.bandwidth_gb_per_s < 1.05
+        assert 0.5 < known.gb_per_s() / sheet.bandwidth_gb_per_s < 1.05
         for dtype, peak in sheet.tflop_per_s.items():
             reached = known.tflop_per_s(dtype)
             assert reached is None or reached < 1.05 * peak

@@ -43,9 +43,9 @@ as quoted: the document was not read, only what others quote of it"""
 def specs(asked: Any) -> None:
     """Show GPUs' data sheets, and the measured ceilings of this machine's GPU.
 
-    --measure times copies, reads and writes of device memory, matrix products, and copies from and
-    to the host. `diglot.stream_map` and `diglot report` read these ceilings. `diglot bench`
-    measures its own in the same run as the ops.
+    --measure times copies within device memory, matrix products, and copies from and to the host.
+    `diglot.stream_map` and `diglot report` read these ceilings. `diglot bench` measures its own in
+    the same run as the ops.
     """
     from diglot.tools import ceilings
     from diglot.tools.device import query
@@ -155,7 +155,7 @@ def _row(row: Ceiling, gpu: Gpu | None) -> dict[str, Any]:
     peak = None
     if gpu is not None and row.unit == "TFLOP/s":
         peak = gpu.tflop_per_s.get(row.dtype)
-    elif gpu is not None and row.what in ("copy", "read", "write"):
+    elif gpu is not None and row.what == "copy":
         peak = gpu.bandwidth_gb_per_s
     share = None if peak is None or row.rate is None else f"{100 * row.rate / peak:.0f} %"
     return {

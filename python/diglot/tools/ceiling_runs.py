@@ -23,7 +23,6 @@ from diglot.tools.inputs import is_out_of_memory
 
 GIB, MIB = 1 << 30, 1 << 20
 MEMORY_SIZES = (GIB // 4, GIB, 4 * GIB)
-ROW_BYTES = MIB  # of the row that is written over and over: stays in every L2 cache
 SIDE = 8192  # of matrices
 LINK_BYTES, LINK_ROUNDS = GIB, 10
 BUDGET_MS = 300  # of each thing measured
@@ -93,57 +92,28 @@ def describe(facts: devices.DeviceFacts, rows: Iterable[Ceiling]) -> Ceilings:
 def memory(
     device: torch.device | str = "cuda", sizes: tuple[int, ...] = MEMORY_SIZES
 ) -> Iterator[Ceiling]:
-    """Copy, read and write of device memory; of each `sizes` bytes are moved, if they fit."""
+    """Copies within device memory; each moves `sizes` bytes, read and written together, if they
+    fit.
+    """
     for size in sizes:
         try:
-            yield from _timed(_memory_runs(device, size))
+            yield from _timed([_copy(device, size)])
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             return
 
 
-def _memory_runs(device: torch.device | str, size: int) -> list[Run]:
-    source = torch.randn(size // 4, device=device)
+def _copy(device: torch.device | str, size: int) -> Run:
+    source = torch.randn(size // 8, device=device)
     target = torch.empty_like(source)
-    half = source.numel() // 2
-    # Elements of 16 bytes: with smaller ones the arithmetic of indices takes longer than memory.
-    row = torch.randn(ROW_BYTES // 16, dtype=torch.complex128, device=device)
-    rows = target.view(torch.complex128)[: size // ROW_BYTES * (ROW_BYTES // 16)]
-    rows = rows.view(-1, row.numel())
 
     def is_copied(_: torch.Tensor) -> bool:
-        pieces = zip(target[:half].split(PIECE), source[:half].split(PIECE), strict=True)
+        pieces = zip(target.split(PIECE), source.split(PIECE), strict=True)
         return all(torch.equal(a, b) for a, b in pieces)
 
-    def is_total(total: torch.Tensor) -> bool:
-        exact = sum(piece.double().sum() for piece in source.split(PIECE))
-        scale = sum(piece.double().abs().sum() for piece in source.split(PIECE))
-        return bool(abs(total.double() - exact) <= 1e-6 * scale)
-
-    def is_largest(largest: torch.Tensor) -> bool:
-        return bool(largest == torch.stack([piece.amax() for piece in source.split(PIECE)]).amax())
-
-    def is_written(_: torch.Tensor) -> bool:
-        step = max(1, PIECE // row.numel())
-        return all(torch.equal(of, row.expand_as(of)) for of in rows.split(step))
-
-    def moving(what: str, how: str, moved: int, dtype: str = "float32") -> tuple[Ceiling, int]:
-        return Ceiling(what, how, dtype, "GB/s", bytes=moved), moved
-
-    def copy() -> torch.Tensor:
-        return target[:half].copy_(source[:half])
-
-    def write() -> torch.Tensor:
-        return rows.copy_(row.expand_as(rows))
-
-    how = "Tensor.copy_ of a row of 1 MiB"
-    return [
-        Run(*moving("copy", "Tensor.copy_", 2 * half * 4), copy, is_copied),
-        Run(*moving("read", "Tensor.amax", source.nbytes), source.amax, is_largest),
-        Run(*moving("read", "Tensor.sum", source.nbytes), source.sum, is_total),
-        Run(*moving("write", how, rows.numel() * 16, "complex128"), write, is_written),
-    ]
+    row = Ceiling("copy", "Tensor.copy_", "float32", "GB/s", bytes=size)
+    return Run(row, size, lambda: target.copy_(source), is_copied)
 
 
 def products(device: torch.device | str = "cuda", side: int = SIDE) -> Iterator[Ceiling]:

@@ -26,8 +26,7 @@ class Ceiling:
     """One thing that was measured.
 
     Attributes:
-        what: "copy", "read", "write", "matrix product", "host to device", "device to host" or
-            "both ways".
+        what: "copy", "matrix product", "host to device", "device to host" or "both ways".
         unit: of `rate`, "GB/s" (10^9 bytes/s; both ways at once: each way) or "TFLOP/s" (10^12
             operations/s).
         bytes: that were moved, read and written together; of a copy from or to the host, each way.
