@@ -111,7 +111,8 @@ def around(
         torch_function: PyTorch's own.
         formula: the definition, a kernel for each operation in eager PyTorch.
         shapes: of tensors, from M, N, K and the products of a batch.
-        side: of the matrices of its case on the device, of which there are `batch`.
+        side: of the matrices of its case on the device.
+        batch: how many there are; None: the op takes no batch.
     """
     spec = find_spec(op)
     options: list[dict[str, int]] = [{}, {}] if batch is None else [{"batch": batch}, {"batch": 1}]
