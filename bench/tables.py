@@ -22,7 +22,6 @@ from diglot.bench import (
     standing,
 )
 from diglot.bench.barrier_tables import designs_table, use_table
-from diglot.bench.collective_tables import collectives_table, exchanges_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.graph_tables import graphs_markdown
 from diglot.bench.harness import OURS
@@ -123,13 +122,6 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
     ("docs/ranking.md", "ranking", "results/*/ranking/*.json", ranking.markdown),
     ("docs/barriers.md", "designs", "results/*/barrier_designs.json", each(designs_table)),
     ("docs/barriers.md", "use", "results/*/barrier_designs.json", each(use_table)),
-    (
-        "docs/collectives.md",
-        "collectives",
-        "comparisons/*-collectives.json",
-        each(collectives_table),
-    ),
-    ("docs/collectives.md", "exchanges", "comparisons/*-exchanges.json", each(exchanges_table)),
     (
         "docs/products.md",
         "bench",
