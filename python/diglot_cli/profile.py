@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +12,6 @@ import click
 
 from diglot_cli.common import check_files, command
 
-TAKES_VALUE = ("-W", "-X")  # of Python's own options
 # Until the script runs, Ctrl-C ends the process without a traceback.
 START = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
@@ -64,39 +61,29 @@ def profile(asked: Any) -> NoReturn:
     exit status.
     """
     options = vars(asked)
-    python, kind, target, arguments = split(options.pop("words"))
+    kind, target, arguments = split(options.pop("words"))
     written = {f"--{name}": options[name] for name in ("trace", "flame", "stacks")}
     check_files([], written, options["force"])
     if kind == "script" and not Path(target).is_file():
         raise ValueError(f"there is no script {target}")
     sys.stdout.flush()
-    os.execv(python[0], [*python, "-c", START, json.dumps(options), kind, target, *arguments])
+    started = [sys.executable, "-c", START, json.dumps(options), kind, target, *arguments]
+    os.execv(sys.executable, started)
 
 
-def split(command: tuple[str, ...]) -> tuple[list[str], str, str, list[str]]:
-    """Python with its options, "script" or "module", its name, and its arguments.
+def split(command: tuple[str, ...]) -> tuple[str, str, list[str]]:
+    """ "script" or "module", its name, and its arguments.
 
     Raises:
         ValueError: the command is not one of Python's.
     """
     words = list(command)
-    python = [sys.executable]
-    if re.fullmatch(r"python(\d+(\.\d+)?)?", Path(words[0]).name):
-        name = words.pop(0)
-        if "/" in name:  # a bare name is this Python, wherever it is
-            found = shutil.which(name)
-            if found is None:
-                raise ValueError(f"there is no program {name}")
-            python = [found]
-        while words and words[0].startswith("-") and not words[0].startswith(("-m", "-c")):
-            python.append(words.pop(0))
-            if python[-1] in TAKES_VALUE and words:
-                python.append(words.pop(0))
-    kind = "script"
-    if words and words[0].startswith("-m"):
-        kind = "module"
-        words[0] = words[0][2:]
-        words = [word for word in words[:1] if word] + words[1:]
+    if words[0] in ("python", "python3"):  # whichever: this one runs it
+        words.pop(0)
+    kind = "module" if words and words[0].startswith("-m") else "script"
+    if kind == "module":
+        words[0] = words[0].removeprefix("-m")
+        words = words if words[0] else words[1:]
     if not words or words[0].startswith("-"):
         raise ValueError("the command must be a Python script, or -m and a module")
-    return python, kind, words[0], words[1:]
+    return kind, words[0], words[1:]
