@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from diglot.bench.harness import OURS
@@ -37,38 +36,31 @@ def _bars(rows: dict[str, dict[str, Any]]) -> str:
     return "; ".join(texts)
 
 
-def stream_map_markdown(reports: Reports) -> str:
+def markdown(reports: Reports) -> str:
     """A line for each workload."""
-
-    def said(report: dict[str, Any]) -> str:
-        ceilings = report["ceilings_gb_per_s"]
-        return (
-            "A cell has the time by the host's clock, from the call to the result, and GB/s each "
-            "way. Times are medians of interleaved runs. Each result equals, bit for bit, the op's "
-            "on the whole array in the same run. Copies alone, from pinned memory in chunks of 16 "
-            f"MiB, reached {ceilings['h2d']:.1f} GB/s to the device and {ceilings['d2h']:.1f} GB/s "
-            f"from it. In both directions at once they reached {ceilings['both']:.1f} GB/s each "
-            f"way: the duplex ceiling. Maps were of {report['maps'].partition(' at ')[0]}."
-        )
-
-    return _markdown(reports, said)
-
-
-def stream_cases_markdown(reports: Reports) -> str:
-    """The same for new results, small arrays and homework 7."""
-    return _markdown(reports, lambda _: "Cells are those of the table above.")
-
-
-def _markdown(reports: Reports, said: Callable[[dict[str, Any]], str]) -> str:
     lines: list[str] = []
     for report in reports:
         lines += [
-            f"{measured_on([report])}, {report['processors']} processors. {said(report)} ✗ marks "
+            f"{measured_on([report])}, {report['processors']} processors. {_said(report)} ✗ marks "
             "a figure that misses its bar.",
             "",
             *_workloads(report),
         ]
     return "\n".join(lines)
+
+
+def _said(report: dict[str, Any]) -> str:
+    if "ceilings_gb_per_s" not in report:  # of stream_cases.py
+        return "Cells are those of the table above."
+    ceilings = report["ceilings_gb_per_s"]
+    return (
+        "A cell has the time by the host's clock, from the call to the result, and GB/s each "
+        "way. Times are medians of interleaved runs. Each result equals, bit for bit, the op's "
+        "on the whole array in the same run. Copies alone, from pinned memory in chunks of 16 "
+        f"MiB, reached {ceilings['h2d']:.1f} GB/s to the device and {ceilings['d2h']:.1f} GB/s "
+        f"from it. In both directions at once they reached {ceilings['both']:.1f} GB/s each "
+        f"way: the duplex ceiling. Maps were of {report['maps'].partition(' at ')[0]}."
+    )
 
 
 def _workloads(report: dict[str, Any]) -> list[str]:

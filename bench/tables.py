@@ -20,6 +20,7 @@ from diglot.bench import (
     ranking,
     size_tables,
     standing,
+    stream_tables,
 )
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
@@ -29,7 +30,6 @@ from diglot.bench.markdown import by_gpu, put, table
 from diglot.bench.patched import patched_markdown
 from diglot.bench.reports import measured_on
 from diglot.bench.result_files import OF_OPS, committed
-from diglot.bench.stream_tables import stream_cases_markdown, stream_map_markdown
 from diglot.bench.summary import regimes_markdown
 
 Reports = list[dict[str, Any]]
@@ -130,8 +130,8 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
     ),
     ("docs/graphs.md", "bench", "results/*/graphs.json", graphs_markdown),
     ("docs/models.md", "patched", "results/*/patched.json", patched_markdown),
-    ("docs/pipeline.md", "cases", "results/*/stream_cases.json", stream_cases_markdown),
-    ("docs/pipeline.md", "bench", "results/*/stream_map.json", stream_map_markdown),
+    ("docs/pipeline.md", "cases", "results/*/stream_cases.json", stream_tables.markdown),
+    ("docs/pipeline.md", "bench", "results/*/stream_map.json", stream_tables.markdown),
 )
 
 

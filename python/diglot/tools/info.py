@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import re
-from pathlib import Path
 
 import torch
 
 from diglot.backends.registry import INTERPRET, load_extension, load_interpreter, load_triton
 from diglot.backends.selection import explain_device
 from diglot.bench.evidence import installed
+from diglot.tools.device import ask_driver
 from diglot.tools.table import Table
 
 
@@ -22,15 +21,10 @@ def _cuda(number: int) -> str:
 def _driver() -> str:
     module, _ = load_extension()
     supported = module.driver_version() if module is not None else 0
-    path = Path("/proc/driver/nvidia/version")
-    try:
-        found = re.search(r"Module\D*([\d.]+)", path.read_text())
-    except OSError:
-        found = None
-    if found is None and not supported:
+    version = ask_driver(["driver_version"]).get("driver_version")
+    if version is None and not supported:
         return "none found"
-    version = found.group(1) if found else "found"
-    return version + (f", supports CUDA {_cuda(supported)}" if supported else "")
+    return (version or "found") + (f", supports CUDA {_cuda(supported)}" if supported else "")
 
 
 def _extension() -> dict[str, str]:
