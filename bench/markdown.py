@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from diglot.bench import marks
 from diglot.tools.numbers import NOTHING
 
 
@@ -31,8 +32,10 @@ def by_gpu(
         for each in of_gpu:
             seed = f", seed {each['seed']}" if "seed" in each else ""
             where = f"At commit {each['commit'][:7]}, {each['date']}{seed}"
-            ops.setdefault(where, []).append(each["op"])
+            old = marks.is_of_old_kernels(each)
+            ops.setdefault(where, []).append(each["op"] + " †" * old)
         said = [f"{where}: {', '.join(names)}." for where, names in ops.items()]
+        said += [marks.OLDER] * any(map(marks.is_of_old_kernels, of_gpu))
         lines += [f"### {gpu}", "", *said, ""]
         lines += tables([row for report in of_gpu for row in report["rows"]])
     return "\n".join(lines)

@@ -8,38 +8,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from diglot.tools.op_sources import hashes_of
+
 STRAWMAN = (
     "strawman: PyTorch has no such op. F.layer_norm of the whole array as one row stands in its "
     "place. Nobody would choose that"
 )
 EXPOSED = "with host time"
-# Ops whose kernels have changed since their results, by the commit of these.
-OLD_KERNELS = {
-    "add": "0f54477d3e43",
-    "add_layer_norm": "c91be5552304",
-    "add_rms_norm": "c91be5552304",
-    "addmm": "b984499a29a0",
-    "baddbmm": "b984499a29a0",
-    "bmm": "b984499a29a0",
-    "dropout": "c91be5552304",
-    "gaussian_pdf": "fd51c26b2faf",
-    "gelu": "c91be5552304",
-    "grouped_mm": "b984499a29a0",
-    "layer_norm": "c91be5552304",
-    "linear": "aace35a619ef",
-    "log_softmax": "fd51c26b2faf",
-    "mlp": "aace35a619ef",
-    "moe": "b984499a29a0",
-    "rms_norm": "c91be5552304",
-    "scaled_mm": "b984499a29a0",
-    "softmax": "c91be5552304",
-}
+OLDER = "† marks figures that are older than the op's kernels."
 SHARE_EXPOSED = 0.2  # of a row's samples, beyond which the band shows it
 
 
 def is_of_old_kernels(report: Mapping[str, Any]) -> bool:
-    """Whether an op's kernels have changed since a report of it."""
-    return report["commit"].startswith(OLD_KERNELS.get(report["op"], "-"))
+    """Whether the code of an op's kernels has changed since a report of it."""
+    return bool(report.get("code", {}) != hashes_of(report["op"]))
 
 
 def words(row: Mapping[str, Any]) -> str:

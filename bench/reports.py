@@ -18,6 +18,7 @@ from diglot.bench.evidence import RESULTS, commit, gpu_short_name, source_hash, 
 from diglot.bench.harness import Row
 from diglot.files import for_json, writing
 from diglot.tools import measure
+from diglot.tools.op_sources import hashes_of
 
 SCHEMA = 1
 LESSONS = {"schema": "diglot.lessons", "schema_version": 1}  # what their file says in its place
@@ -50,6 +51,7 @@ def make_report(op: str, rows: Sequence[Row], **facts: Any) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "commit": commit(),
         "sources": source_hash(),
+        "code": hashes_of(op),
         "versions": versions(),
         **facts,
         "rows": list(rows),

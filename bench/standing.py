@@ -26,7 +26,6 @@ OTHERS = (
     "The others are PyTorch, torch.compile, Liger, QuACK and FlagGems, where they have the op and "
     "were installed."
 )
-OLDER = "† marks figures that are older than the op's kernels."
 DRAWN = "A seed drew the shapes of ops with a * from published models, after tuning."
 Report = Mapping[str, Any]
 
@@ -94,5 +93,5 @@ def markdown(reports: Sequence[Report]) -> str:
     known = {report["op"]: report for report in reports if report["op"] not in WORKLOADS}
     shown = [report for report in known.values() if next(compared(report), None)]
     drawn = [DRAWN] if any(map(is_drawn, shown)) else []
-    said = " ".join([f"{measured_on(shown or reports)}.", MEANING, OTHERS, *drawn, OLDER])
+    said = " ".join([f"{measured_on(shown or reports)}.", MEANING, OTHERS, *drawn, marks.OLDER])
     return "\n".join([said, "", *table(HEADER, lines(shown))])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from backends import needs_extension
 
 from diglot.bench import marks, op_pages, op_plans, op_reference, size_tables, standing
+from diglot.tools.op_sources import hashes_of
 
 ROOT = op_pages.ROOT
 
@@ -138,15 +137,12 @@ def test_strawmen_and_workloads_do_not_count():
 
 
 def test_old_kernels_are_marked():
-    """An entry that no longer says anything of a committed result must go."""
-    for op, commit in marks.OLD_KERNELS.items():
-        found = json.loads((ROOT / f"bench/results/h200/{op}.json").read_text())
-        assert found["commit"].startswith(commit), op
-        assert marks.is_of_old_kernels(found)
-    op, commit = next(iter(marks.OLD_KERNELS.items()))
-    old = report(row("cuda", 1.0, op=op), row("torch", 2.0, op=op), op=op, commit=f"{commit}0")
-    assert f"| {op} † |" in standing.markdown([old])
-    assert f"| {op} |" in standing.markdown([{**old, "commit": "fed"}])
+    """By what the report says of its kernels' code; a report that says nothing is old."""
+    rows = row("cuda", 1.0, op="gelu"), row("torch", 2.0, op="gelu")
+    new = report(*rows, op="gelu", code=hashes_of("gelu"))
+    assert "| gelu |" in standing.markdown([new])
+    for code in ({**hashes_of("gelu"), "triton": "fed"}, {}, None):
+        assert "| gelu † |" in standing.markdown([{**new, "code": code}])
 
 
 def test_a_sweep_has_a_line_for_each_size():

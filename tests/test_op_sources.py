@@ -54,4 +54,18 @@ def test_a_hash_is_of_what_is_used(tmp_path, monkeypatch):
     (copy / "softmax.py").write_text("")
     assert hashed("triton", "gelu") == before
     (copy / "lib/gelu_half.py").open("a").write("# more\n")
+    assert hashed("triton", "gelu") == before
+    (copy / "lib/gelu_half.py").open("a").write("MORE = 1\n")
     assert hashed("triton", "gelu") != before
+
+
+def test_no_op_has_no_hashes():
+    assert set(op_sources.hashes_of("gelu")) == {"cuda", "triton"}
+    assert op_sources.hashes_of("stream_map") == {}
+
+
+def test_what_readers_alone_read_is_no_code():
+    text = '// a "text\nint a; /* two\nlines */ int b;  // c\n\nf("//", \'"\', "\\"/*");\n'
+    assert op_sources.code_of_cuda(text) == 'int a;   int b;\nf("//", \'"\', "\\"/*");'
+    text = '"""One."""\n\ndef f():\n    """Two\n    lines."""\n    # c\n    return "#", """t"""\n'
+    assert op_sources.code_of_python(text) == 'def f():\n    return "#", """t"""'

@@ -7,12 +7,17 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import io
 import re
-from collections.abc import Callable, Iterator
+import tokenize
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import diglot
 
+# Comments of C++; what stands in quotes comes first, since it may hold "//".
+_QUOTED = r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])')"""
+_COMMENT = re.compile(_QUOTED + r"|//[^\n]*|/\*.*?\*/", re.DOTALL)
 _INCLUDE = re.compile(r'^#include "(diglot/[^"]+)"', re.MULTILINE)
 _PACKAGE = "diglot.triton_ops."
 # By language: the folder of ops in the package, that in the tree, and how a file's name ends.
@@ -37,15 +42,50 @@ def source_of(language: str, op: str) -> tuple[str, str]:
 
 @functools.cache
 def sources_hash(language: str, op: str) -> str:
-    """A hash of these files, wherever they are installed.
+    """A hash of these files' code, wherever they are installed. Comments do not count.
 
     Raises:
         FileNotFoundError: there is no such op in the language.
     """
+    code = {"cuda": code_of_cuda, "triton": code_of_python}[language]
     total = hashlib.sha256()
-    for text in sorted(files_of(language, op).values()):
+    for text in sorted(map(code, files_of(language, op).values())):
         total.update(text.encode() + b"\0")
     return total.hexdigest()[:12]
+
+
+def hashes_of(op: str) -> dict[str, str]:
+    """`sources_hash` by language; {} for a name that is no op's."""
+    try:
+        return {language: sources_hash(language, op) for language in _PLACES}
+    except FileNotFoundError:
+        return {}
+
+
+def code_of_cuda(text: str) -> str:
+    """A file of CUDA C++ without comments and empty lines."""
+    return _filled(_COMMENT.sub(lambda found: found[1] or " ", text).splitlines())
+
+
+def code_of_python(text: str) -> str:
+    """A file of Python without comments, docstrings and empty lines."""
+    lines = text.splitlines()
+    before = tokenize.NEWLINE
+    starts = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        (first, begin), (last, end) = token.start, token.end
+        if token.type == tokenize.COMMENT:
+            lines[first - 1] = lines[first - 1][:begin]
+        elif token.type == tokenize.STRING and before in starts:
+            lines[last - 1] = lines[last - 1][end:]
+            lines[first - 1 : last - 1] = [""] * (last - first)
+        if token.type not in (tokenize.COMMENT, tokenize.NL):
+            before = token.type
+    return _filled(lines)
+
+
+def _filled(lines: Iterable[str]) -> str:
+    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def files_of(language: str, op: str) -> dict[Path, str]:
