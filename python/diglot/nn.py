@@ -162,8 +162,7 @@ class Linear(OfProducts, torch.nn.Linear):
         self.backend = _checked(backend)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        how = {"precision": self.precision, "backend": self.backend}
-        return linear(input, self.weight, self.bias, **how)
+        return linear(input, self.weight, self.bias, precision=self.precision, backend=self.backend)
 
 
 class MLP(OfProducts):

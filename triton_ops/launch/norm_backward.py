@@ -223,11 +223,8 @@ def share_out(
         if 1 < splits <= planned.room(shared.programs):
             groups = planned.programs(room * splits, shared.programs, splits) // splits
             groups = groups // peeled * peeled or groups
-            most = registers(shared.warps, shared.programs)
-            name = "a row shared by programs"
-            return Way(
-                name, groups, block, pieces, shared, splits, shared.side, shared.late, most
-            )  # fmt: skip
+            how = (splits, shared.side, shared.late, registers(shared.warps, shared.programs))
+            return Way("a row shared by programs", groups, block, pieces, shared, *how)
         is_alone = splits == 1  # a row that one program would hold is not read twice
     if is_alone:
         alone = ResidentRows(**tuned("norm_backward.triton.alone", size, held))
