@@ -299,26 +299,32 @@ def or_lacking(tile, has_met):
 @triton.jit
 def take_tile(
     sources, offset, distance, own, rank, out, pitch, begin, n, end, has_met,
-    RANKS: tl.constexpr, OP: tl.constexpr, IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr,
-    IS_OUT_ALIGNED: tl.constexpr,
+    RANKS: tl.constexpr, OP: tl.constexpr, IS_CUT: tl.constexpr, IS_WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr, IS_OUT_ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Reduces a tile of all ranks, or stores each rank's. `own` is the address of this rank's.
 
-    Rank r's data lie at offset + r * distance, in bytes. GATHER stores nothing behind `end`.
+    Rank r's data lie at offset + r * distance, in bytes. IS_CUT: of the last parts, nothing is
+    stored behind element `end` of the output.
     """
     DTYPE: tl.constexpr = out.dtype.element_ty
     address = tl.where(rank == 0, own, sources[0] + offset)
     first = load_tile(address, begin, n, IS_WHOLE, BLOCK, DTYPE)
     if OP == GATHER:
         first = or_lacking(first, has_met)
-        store_tile(out, begin, tl.minimum(n, end), first, IS_WHOLE, BLOCK, IS_OUT_ALIGNED)
+        left = n
+        if IS_CUT:
+            left = tl.minimum(n, end)
+        store_tile(out, begin, left, first, IS_WHOLE, BLOCK, IS_OUT_ALIGNED)
     else:
         total = first.to(tl.float32)
     for r in tl.static_range(1, RANKS):
         address = tl.where(rank == r, own, sources[r] + offset + r * distance)
         tile = load_tile(address, begin, n, IS_WHOLE, BLOCK, DTYPE)
         if OP == GATHER:
-            tile, left = or_lacking(tile, has_met), tl.minimum(n, end - r * pitch)
+            tile, left = or_lacking(tile, has_met), n
+            if IS_CUT:
+                left = tl.minimum(n, end - r * pitch)
             store_tile(out + r * pitch, begin, left, tile, IS_WHOLE, BLOCK, IS_OUT_ALIGNED)
         else:
             total = step(total, tile.to(tl.float32), OP)
@@ -343,30 +349,32 @@ def copy_share(source, target, n, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr)
 @triton.jit
 def take_share(
     sources, offset, distance, own, rank, out, pitch, n, end, has_met,
-    RANKS: tl.constexpr, OP: tl.constexpr, BLOCK: tl.constexpr, IS_OUT_ALIGNED: tl.constexpr,
+    RANKS: tl.constexpr, OP: tl.constexpr, IS_CUT: tl.constexpr, BLOCK: tl.constexpr,
+    IS_OUT_ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Takes n elements of every rank: the tiles that `copy_share` has copied.
 
-    The arguments are those of `take_tile`. Only parts of two shots may reach behind `end`, and all
-    but the last one fill it.
+    The arguments are those of `take_tile`.
     """
     start = tl.program_id(0).to(tl.int64) * BLOCK
     turn = tl.num_programs(0).to(tl.int64) * BLOCK
     whole = n
-    if OP == GATHER:  # of all ranks
-        whole = tl.maximum(tl.minimum(n, end - (RANKS - 1) * pitch), 0)
+    if IS_CUT:
+        whole = tl.maximum(end - (RANKS - 1) * pitch, 0)  # of the last part
     whole = whole // BLOCK * BLOCK
     for begin in range(start, whole, turn):
         take_tile(
             sources, offset, distance, own, rank, out, pitch, begin, n, end, has_met, RANKS, OP,
-            True, BLOCK, IS_OUT_ALIGNED,
+            IS_CUT, True, BLOCK, IS_OUT_ALIGNED,
         )  # fmt: skip
-    rest = start + tl.maximum(whole - start + turn - 1, 0) // turn * turn
-    for begin in range(rest, n, turn):
-        take_tile(
-            sources, offset, distance, own, rank, out, pitch, begin, n, end, has_met, RANKS, OP,
-            False, BLOCK, IS_OUT_ALIGNED,
-        )  # fmt: skip
+    # Masks would take registers in the loop. The parts' lengths differ by less than a tile.
+    for rest in tl.static_range(2 if IS_CUT else 1):
+        begin = whole + rest * BLOCK
+        if begin < n and begin % turn == start:
+            take_tile(
+                sources, offset, distance, own, rank, out, pitch, begin, n, end, has_met, RANKS,
+                OP, IS_CUT, False, BLOCK, IS_OUT_ALIGNED,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -409,8 +417,8 @@ def exchange_pull(
         own += source
     has_met = signal.meet(space, peers, signal.OPENING, rank, NUMBER, call, epoch, patience)
     take_share(
-        sources, offset, 0, own, rank, out + first, pitch, n, RANKS * pitch, has_met, RANKS, OP,
-        BLOCK, IS_OUT_ALIGNED,
+        sources, offset, 0, own, rank, out + first, pitch, n, n, has_met, RANKS, OP, False, BLOCK,
+        IS_OUT_ALIGNED,
     )  # fmt: skip
     if not IS_STAGED:
         signal.meet(space, peers, signal.CLOSING, rank, NUMBER, call, epoch, patience)
@@ -456,13 +464,13 @@ def pull_in_two_shots(
     count = tl.maximum(tl.minimum(n - rank * pitch, pitch), 0)
     take_share(
         places, offset, 0, own, rank, buffer + rank * pitch, pitch, count, n, has_met, RANKS, OP,
-        BLOCK, True,
+        False, BLOCK, True,
     )  # fmt: skip
     has_met = signal.meet(space, peers, signal.CLOSING, rank, NUMBER, call, epoch, patience)
     own = (buffer + rank * pitch).to(tl.int64, bitcast=True)
     take_share(
         places, place, distance, own, rank, out + first, pitch, pitch, n, has_met, RANKS, GATHER,
-        BLOCK, IS_OUT_ALIGNED,
+        True, BLOCK, IS_OUT_ALIGNED,
     )  # fmt: skip
 
 
