@@ -43,10 +43,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything that was measured on one GPU; `tiles` are figures with what they are."""
+    """Everything that was measured on one GPU; `verdict` is that of `diglot bench`."""
 
     gpu: str
-    tiles: Sequence[tuple[str, str]]
+    verdict: str
     stale: str
     sections: Sequence[Section]
 
@@ -90,7 +90,8 @@ def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
         *(_tests(file, sources) for file in files if file.kind == "tests"),
     ]
     shown = [section for section in sections if section.about or section.pictures]
-    return Machine(gpu or "an unknown GPU", _tiles(files, len(ops), sources), stale, shown)
+    verdict, _ = summary.verdict(rows, gpu)
+    return Machine(gpu or "an unknown GPU", verdict if rows else "", stale, shown)
 
 
 def _by_op(files: Iterable[File]) -> dict[str, list[tuple[File, list[Row]]]]:
@@ -103,26 +104,6 @@ def _by_op(files: Iterable[File]) -> dict[str, list[tuple[File, list[Row]]]]:
         for op in dict.fromkeys(row["op"] for row in file.rows) if file.kind == "ops" else ():
             found.setdefault(op, []).append((file, [row for row in file.rows if row["op"] == op]))
     return found
-
-
-def _tiles(files: Sequence[File], ops: int, sources: str) -> list[tuple[str, str]]:
-    rows = [row for file in files for row in file.rows]
-    bars = [bar["met"] for row in rows for bar in row["bars"]]
-    tiles = [
-        (str(ops), "ops measured"),
-        (f"{len(rows):,}", "measurements"),
-        (f"{sum(bars)}/{len(bars)}", "bars met"),
-        (
-            str(sum(not row.get("verified") for row in rows)),
-            "results not verified, without a speed",
-        ),
-    ]
-    for file in files:
-        if file.kind == "tests":
-            words = f"GPU tests passed, {file.content['failed']} failed"
-            stale = _stale([file], sources)
-            tiles.append((f"{file.content['passed']:,}", ", ".join(filter(None, (words, stale)))))
-    return tiles
 
 
 def _stale(files: Sequence[File], sources: str) -> str:
