@@ -239,6 +239,24 @@ def test_names_of_kernels(monkeypatch):
     assert chosen.in_mode(chosen.product, None) is chosen.product
 
 
+@needs_cuda
+def test_a_whole_block(monkeypatch):
+    """Each way has right results; without a GPU its operators are counted."""
+    chosen = load("chosen_kernels", monkeypatch)
+    rows = chosen.block_rows(16, 8, 24)
+    assert [row["by"] for row in rows] == ["PyTorch", "diglot, cuda", "diglot, triton"]
+    assert all(row["kernels"] for row in rows)
+
+
+@needs_cuda
+def test_precisions_in_both_languages(monkeypatch):
+    types = load("dot_types", monkeypatch)
+    rows = types.ours(*torch.randn(2, 128, 128, device=DEVICE))
+    errors = [float(row["relative error"]) for row in rows]
+    assert errors[0] > 1e-4 > 1e-6 > errors[1] and errors[2] > 1e-4 > 1e-6 > errors[3]
+    assert [", TF32" in row["plan"] for row in rows] == [True, False] * 2
+
+
 def test_seeds_of_rows(monkeypatch):
     """A row is dropped out alike wherever it is, and two seeds drop out two rows differently."""
     random = load("random_rows", monkeypatch)

@@ -5,8 +5,10 @@
 By itself `torch.compile` fuses a formula into a Triton kernel, whose name in a profile lists its
 operators. A product stays cuBLAS's. In the mode "max-autotune" it also generates Triton kernels for
 products, measures them beside cuBLAS, and keeps the fastest. The name in the profile says which
-won. How much that gains depends on the shape, and is measured here. Without a GPU the formula's
-operators are listed.
+won. How much that gains depends on the shape, and is measured here. Last comes a whole block: two
+layers with a GELU between them. There a compiler that fuses formulas cannot finish a product of
+cuBLAS in the same kernel. `diglot.mlp` has two kernels. Without a GPU the formula's operators are
+listed.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from fusion import formula
-from lesson import ON_GPU, Row, Table, add_times, check_equal, show
+from lesson import DEVICE, ON_GPU, Row, Table, add_times, check_equal, show
 
 # isort: split
 import torch
+import torch.nn.functional as F
 
 import diglot
 
+BLOCK = (8192, 1024, 4096)  # tokens, width, hidden
 SHAPES = ((4096, 4096, 4096), (16, 8192, 8192), (2048, 1152, 1024))  # M, N, K
 MODES = {"PyTorch": None, "default": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
@@ -29,6 +33,29 @@ MODES = {"PyTorch": None, "default": "default", "max-autotune": "max-autotune-no
 def in_mode(function: Callable[..., torch.Tensor], mode: str | None) -> Callable[..., torch.Tensor]:
     """A function as it is, or compiled in a mode."""
     return function if mode is None else torch.compile(function, mode=mode, dynamic=False)
+
+
+def block(x: torch.Tensor, *layers: torch.Tensor) -> torch.Tensor:
+    """Two layers of weights and biases, with a GELU between them."""
+    weight1, bias1, weight2, bias2 = layers
+    return F.linear(F.gelu(F.linear(x, weight1, bias1)), weight2, bias2)
+
+
+def block_rows(tokens: int, width: int, hidden: int) -> list[Row]:
+    """A row for each way to compute the block, in bfloat16."""
+    shapes = (tokens, width), (hidden, width), (hidden,), (width, hidden), (width,)
+    given = [torch.randn(s, device=DEVICE, dtype=torch.bfloat16) / s[-1] ** 0.5 for s in shapes]
+    modes = MODES if ON_GPU else {"PyTorch": None}
+    calls = {by: partial(in_mode(block, mode), *given) for by, mode in modes.items()}
+    for language in ("cuda", "triton"):
+        calls[f"diglot, {language}"] = partial(diglot.mlp, *given, backend=language)
+    for call in calls.values():
+        check_equal(call().float(), block(*given).float(), 2e-2)
+    rows: list[Row] = [{"by": by, **row_of(call)} for by, call in calls.items()]
+    add_times(rows, list(calls.values()))
+    for row in rows:
+        row["speed over PyTorch"] = row["µs"] and rows[0]["µs"] / row["µs"]
+    return rows
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -74,6 +101,8 @@ def main() -> Iterator[Table]:
             row["speed over PyTorch"] = rows[0]["µs"] / row["µs"]
         torch.compiler.reset()
         yield Table(f"A product of {m} x {k} by {k} x {n}, bfloat16", rows)
+    if ON_GPU:
+        yield Table(f"Two layers with a GELU, {' x '.join(map(str, BLOCK))}", block_rows(*BLOCK))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ profiler, each call in a range with a name: i_0 and i_1. Two ways tune in i_0, a
 in i_1. `torch.compile` in the mode "max-autotune" (without CUDA graphs, to see the launches)
 compares cuBLAS with kernels that it generates. `triton.autotune` runs our own short kernel in three
 configurations, and clears the L2 cache between runs. So the first call says nothing of a kernel's
-speed, and a service calls each shape once before it opens. Without a GPU the matrices are small,
-the ranges are the same, and only `torch.compile` runs.
+speed, and a service calls each shape once before it opens. TensorBoard, or a browser at
+ui.perfetto.dev, shows the traces in out/profile_study. Without a GPU the matrices are small, the
+ranges are the same, and only `torch.compile` runs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from lesson import DEVICE, ON_GPU, Row, Table, check_equal, show
 import torch
 import triton
 from short_product import product_kernel
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import (
+    ProfilerActivity,
+    profile,
+    record_function,
+    tensorboard_trace_handler,
+)
 
 from diglot.tools.profile_engines import silence_kineto
 
@@ -29,6 +35,7 @@ SIZES = (12288, 10240, 2048) if ON_GPU else (96, 80, 16)
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 DTYPE = torch.float16 if ON_GPU else torch.float32
 CALLS = 2
+TRACES = "out/profile_study"
 CONFIGS = [
     triton.Config({"BM": 128, "BN": 128, "BK": 64, "GROUP": 8}, num_warps=4, num_stages=3),
     triton.Config({"BM": 64, "BN": 128, "BK": 64, "GROUP": 8}, num_warps=8, num_stages=3),
@@ -62,7 +69,8 @@ def study(by: str, tuned: Product) -> list[Row]:
     a = torch.randn(rows, inner, device=DEVICE, dtype=DTYPE)
     b = torch.randn(inner, columns, device=DEVICE, dtype=DTYPE)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * ON_GPU
-    with profile(activities=activities) as done:
+    keep = tensorboard_trace_handler(TRACES, by)
+    with profile(activities=activities, on_trace_ready=keep) as done:
         for i in range(CALLS):
             with record_function(f"i_{i}"):
                 result = tuned(a, b)
