@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backends import BACKENDS, DEVICE, KERNELS, needs_cuda
+from backends import BACKENDS, DEVICE, KERNELS, needs_cuda, needs_extension
 from product_cases import LAYOUTS, integers, laid_out, normal, operands, surrounded
 
 import diglot
@@ -244,6 +244,7 @@ def test_rows_have_the_same_bits(backend):
         assert torch.equal(diglot.matmul(a[:rows], b, **how), whole[:rows])
 
 
+@needs_extension
 @pytest.mark.skipif(DEVICE != "cpu", reason="plans of a named device")
 @each_backend
 def test_plans(backend):

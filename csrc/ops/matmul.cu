@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(FmaShape<kSide>::kThreads, 2)
   multiply_by_fma<T, FmaShape<kSide, kHasVectors>>(a, b, epilogue, product);
 }
 
-// The same of 16-bit operands, while C is float32.
+// Operands have 16 bits, and C is float32.
 template <typename T, int kSide>
 __global__ void __launch_bounds__(FmaShape<kSide>::kThreads, 2)
     matmul_wide_fma(const T* a, const T* b, const __grid_constant__ Epilogue<float> epilogue,

@@ -184,7 +184,7 @@ inline TensorCorePlanner& tensor_core_planner() {
   return planner;
 }
 
-// The same of wide products, from another such file.
+// Plans wide products. Their kernels are in another file for sm_90a.
 inline TensorCorePlanner& wide_planner() {
   static TensorCorePlanner planner = nullptr;
   return planner;
