@@ -51,7 +51,7 @@ def overview(reports: Reports) -> str:
     """Ours against the best peer, and how many bars are missed, of all ops."""
     rows = [row for report in reports for row in report["rows"]]
     with_bars = [report for report in reports if any(row["bars"] for row in report["rows"])]
-    said = f"{measured_on(reports)}. {standing.MEANING} {standing.OTHERS} {standing.OLDER}"
+    said = f"{measured_on(reports)}. {standing.MEANING} {standing.OTHERS} {marks.OLDER}"
     lines = [said, "", " ".join(marks.notes(rows)), ""]
     for header, body in (
         (standing.HEADER, standing.lines(reports)),
