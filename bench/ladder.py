@@ -1,24 +1,20 @@
 """The ladder: the same product of bfloat16 matrices, step by step from naive to final.
 
 examples/tensor_cores/ladder.py runs the steps. Here is what can be said of them beforehand: the
-least time that each needs by a GPU's data sheet. `render` makes the tables of docs/ladder.md.
+least time that each needs by a GPU's data sheet. `markdown` makes the tables of docs/ladder.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from diglot.bench.evidence import ROOT
 from diglot.bench.harness import Row
-from diglot.bench.markdown import put, table
+from diglot.bench.markdown import table
 from diglot.bench.reports import measured_on
-from diglot.bench.result_files import committed
 from diglot.tools.gpus import Gpu, find_gpu
 
-RESULTS = "results/*/ladder.json"
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192))  # M, N, K
 PREDICTED = "NVIDIA H200"
 NOT_MEASURED = "not measured"
@@ -125,15 +121,14 @@ def row_of(provider: str, shape: Sequence[int], **figures: Any) -> Row:
 
 
 def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
-    """For each report and shape a table of both ladders; without one, that it is not measured."""
+    """For each report and shape a table of both ladders."""
     lines: list[str] = []
-    for report in reports or [{"gpu": PREDICTED, "rows": []}]:
+    for report in reports:
         gpu = find_gpu(report["gpu"])
         if gpu is None:
             continue
-        if report["rows"]:
-            lines += [f"{measured_on([report])}. Times are medians of interleaved runs. "
-                      "Results were checked in that run.", ""]  # fmt: skip
+        lines += [f"{measured_on([report])}. Times are medians of interleaved runs. "
+                  "Results were checked in that run.", ""]  # fmt: skip
         for shape in SHAPES:
             rows = {r["provider"]: r for r in report["rows"] if r["shape"] == [*shape]}
             title = f"M, N, K = {', '.join(map(str, shape))} on {report['gpu']}"
@@ -163,10 +158,3 @@ def _measured(row: Row | None) -> list[str]:
     if "time_us" not in row:
         return [row.get("reason", "wrong result"), "", ""]
     return [f"{row['time_us']:,.0f}", f"{row['tflop_per_s']:.0f}", f"{row['speed_over_torch']:.2f}"]
-
-
-def render() -> dict[Path, str]:
-    """The page with new tables."""
-    assert ROOT is not None, "the page is that of a source tree"
-    path = ROOT / "docs/ladder.md"
-    return {path: put(path.read_text(), "ladder", markdown(committed(RESULTS)))}

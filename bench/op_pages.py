@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from diglot.bench import marks, pictures, standing
+from diglot.bench import marks, pictures, standing, tile_order
 from diglot.bench.evidence import ROOT
 from diglot.bench.markdown import put, table
 from diglot.bench.op_plans import cases, plans, rows
 from diglot.bench.op_reference import reference
 from diglot.bench.result_files import read_file
+from diglot.tools import inline_svg
 
 FILES = {
     "csrc/ops/{}.cu": "kernels in CUDA C++",
@@ -117,7 +118,11 @@ def render(with_plans: bool) -> dict[Path, str]:
     """
     assert ROOT is not None, "the pages are those of a source tree"
     results = ROOT / "bench/results/h200"
-    texts = {ROOT / "docs/images/speed.svg": pictures.of_readme(results)}
+    images = ROOT / "docs/images"
+    texts = {
+        images / "speed.svg": pictures.of_readme(results),
+        images / "tile_order.svg": inline_svg.standalone(tile_order.picture()),
+    }
     held = (ROOT / "docs/rows.md").read_text()
     for op in sorted(path.stem for path in ROOT.glob("csrc/ops/*.cu")):
         is_measured = (results / f"{op}.json").exists()
@@ -125,7 +130,7 @@ def render(with_plans: bool) -> dict[Path, str]:
         drawn = pictures.of_op(results / f"{op}.json") if is_measured else None
         image = f"speed_{op.rstrip('_')}.svg" if drawn is not None else None
         if drawn is not None:
-            texts[ROOT / f"docs/images/{image}"] = drawn
+            texts[images / f"{image}"] = drawn
         parts = {
             "reference": reference(op),
             "rows": rows(op, held),

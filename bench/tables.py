@@ -13,6 +13,7 @@ from typing import Any
 from diglot.bench import (
     bar_tables,
     chosen_plans,
+    ladder,
     marks,
     model_bars,
     models,
@@ -21,6 +22,7 @@ from diglot.bench import (
     size_tables,
     standing,
     stream_tables,
+    tile_order,
 )
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
@@ -128,6 +130,8 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
         " ".join(f"results/*/{op}.json" for op in PRODUCT_OPS),
         PRODUCTS,
     ),
+    ("docs/ladder.md", "ladder", "results/*/ladder.json", ladder.markdown),
+    ("docs/ladder.md", "orders", "results/*/ladder.json", lambda _: tile_order.markdown()),
     ("docs/graphs.md", "bench", "results/*/graphs.json", graphs_markdown),
     ("docs/models.md", "patched", "results/*/patched.json", patched_markdown),
     ("docs/pipeline.md", "cases", "results/*/stream_cases.json", stream_tables.markdown),

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from diglot.bench.evidence import ROOT
 from diglot.bench.ladder import ELEMENT_BYTES, PREDICTED, SHAPES
-from diglot.bench.markdown import put, table
-from diglot.tools import drawing, inline_svg
+from diglot.bench.markdown import table
+from diglot.tools import drawing
 from diglot.tools.drawing import Picture
 from diglot.tools.gpus import find_gpu
 
@@ -135,12 +133,3 @@ def _tile(axes: Any, x: float, y: float, color: str | None) -> None:
         [x, x + 0.9, x + 0.9, x], [y, y, y + 0.9, y + 0.9],
         color=color or drawing.RULE, linewidth=0,
     )  # fmt: skip
-
-
-def render(text: str) -> dict[Path, str]:
-    """The picture; and docs/ladder.md, whose text is given, with the table."""
-    assert ROOT is not None, "the page is that of a source tree"
-    return {
-        ROOT / "docs/ladder.md": put(text, "orders", markdown()),
-        ROOT / "docs/images/tile_order.svg": inline_svg.standalone(picture()),
-    }

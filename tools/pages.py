@@ -17,7 +17,7 @@ from pathlib import Path
 import inspect_page
 
 from diglot.backends.registry import load_extension
-from diglot.bench import ladder, lesson_tables, op_pages, stored_plans, tables, tile_order
+from diglot.bench import lesson_tables, op_pages, stored_plans, tables
 
 
 def render(compilers: bool = False) -> dict[Path, str]:
@@ -28,8 +28,6 @@ def render(compilers: bool = False) -> dict[Path, str]:
     """
     extension, _ = load_extension()
     texts = tables.render() | lesson_tables.render()
-    for page, text in ladder.render().items():
-        texts |= {page: text} | tile_order.render(text)
     texts |= op_pages.render(with_plans=extension is not None)
     if extension is not None:
         texts |= stored_plans.render(texts, stored_plans.judge_all())
