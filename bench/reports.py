@@ -32,14 +32,6 @@ SPEEDS = (
 ERRORS = ("worst_ulp", "worst_absolute", "worst_share", "failing")
 # Options' values whose names say nothing, as tables show them.
 SHOWN = {"none": "erf"}
-COLUMNS = (
-    *KEY,
-    *("how", "bytes", "flops", "verified", "reason"),
-    *ERRORS,
-    *TIMES,
-    *("samples", "exposed", *SPEEDS),
-    *("host_us", "peak_bytes", "first_call_ms", "launches"),
-)
 
 
 def make_report(op: str, rows: Sequence[Row], **facts: Any) -> dict[str, Any]:
@@ -107,10 +99,11 @@ def run_parts(
     return path
 
 
-def write_csv(rows: Iterable[Row], path: Path) -> None:
-    """Writes rows as CSV: a column for each figure, empty where a row lacks it."""
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    """Writes rows as CSV: a column for each entry but bars, empty where a row lacks it."""
+    names = dict.fromkeys((*KEY, *(name for row in rows for name in row if name != "bars")))
     with writing(path), path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore")
+        table = csv.DictWriter(file, list(names), extrasaction="ignore")
         table.writeheader()
         for row in rows:
             texts = {
