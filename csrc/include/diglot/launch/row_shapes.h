@@ -99,11 +99,8 @@ struct RowShapes {
       kIsHalf && kInputs == 1, ClusterRows<512, 4, 2, kWidth>,
       std::conditional_t<kIsHalf && kWidth == Width::kPeeled, ClusterRows<320, 4, 2, kWidth>,
                          typename SharedRows<I, kInputs>::template Shape<kWidth>>>;
-  // Few rows take as long as one row, and much of that is until code is there.
-  using FewRows = BlockRows<1024, 1>;
-  using Many =
-      ShapeList<FewRows, LaneRows<kOfLanes>, LaneRows<kMost, Width::kWide, kMost == 8 ? 12 : 1>,
-                BlockRows<256, 4>, Shared<Width::kWide>, TiledRows<kMost>>;
+  using Many = ShapeList<LaneRows<kOfLanes>, LaneRows<kMost, Width::kWide, kMost == 8 ? 12 : 1>,
+                         BlockRows<256, 4>, Shared<Width::kWide>, TiledRows<kMost>>;
   using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
   static constexpr bool kIsMany = std::is_same_v<I, O> && sizeof(I) <= 4;
   using Wide = std::conditional_t<kIsMany, Many, Few>;
@@ -118,7 +115,6 @@ struct RowShapes {
   static constexpr int64_t kShort = 512, kIdleFrom = 1024, kIdleTo = 1280;
   template <typename Shape>
   static bool takes(Planner&, int64_t n, int64_t count) {
-    if (std::is_same_v<Shape, FewRows>) return count <= kFewRows && n > kShort;
     if (Shape::kWidth == Width::kDense) return n > kLongestOfHalfWarps;
     const bool are_lanes = Shape::kTeam == Team::kLanes && Shape::kWidth == Width::kWide;
     if (!are_lanes || !kIsMany || n <= kShort) return true;
