@@ -56,9 +56,19 @@ class NormPart : public NormUnits<Shape, T> {
           DIGLOT_UNROLL
           for (int first = 0; first < kUnit; first += kAtOnce) {
             const int rest = count_ - element(u, first);
-            const int found = rest < 0 ? 0 : rest < kAtOnce ? rest : kAtOnce;
-            copy_async_part<kBytes>(weight_part(u, first / kAtOnce), from + element(u, first),
-                                    found * static_cast<int>(sizeof(Weight)));
+            if (0 < rest && rest < kAtOnce) continue;
+            copy_async_part<kBytes>(weight_part(u, first / kAtOnce),
+                                    rest > 0 ? from + element(u, first) : as_it_is(weights),
+                                    rest > 0 ? kBytes : 0);
+          }
+        }
+        // A copy that the array's end cuts would name bytes beyond it. Only pairs are cut.
+        const int last = count_ - 1;
+        if constexpr (kUnit == 2) {
+          if (last >= 0 && last % element(1) == 0 && last < element(kUnits)) {
+            auto* const to = reinterpret_cast<Weight*>(weight_part(last / element(1), 0));
+            to[0] = from[last];
+            to[1] = convert<Weight>(Compute(0));
           }
         }
         return;
@@ -78,16 +88,18 @@ class NormPart : public NormUnits<Shape, T> {
 
   // Converts the thread's weights to the type of the computation, once they have arrived.
   DIGLOT_DEVICE void convert_weights() const {
-    if (sizeof(T) == sizeof(Compute) || arrays_.is_weight_wide) return;
-    DIGLOT_UNROLL
-    for (int u = 0; u < kUnits; ++u) {
-      const auto unit = computed(*reinterpret_cast<const Bits*>(weight_part(u, 0)));
+    if constexpr (sizeof(T) != sizeof(Compute)) {
+      if (arrays_.is_weight_wide) return;
       DIGLOT_UNROLL
-      for (int part = 0; part < kWeightParts; ++part) {
-        WeightPart parts;
+      for (int u = 0; u < kUnits; ++u) {
+        const auto unit = computed(*reinterpret_cast<const Bits*>(weight_part(u, 0)));
         DIGLOT_UNROLL
-        for (int i = 0; i < kSummed; ++i) parts[i] = unit[part * kSummed + i];
-        store_anywhere(weight_part(u, part), parts);
+        for (int part = 0; part < kWeightParts; ++part) {
+          WeightPart parts;
+          DIGLOT_UNROLL
+          for (int i = 0; i < kSummed; ++i) parts[i] = unit[part * kSummed + i];
+          store_anywhere(weight_part(u, part), parts);
+        }
       }
     }
   }
