@@ -258,7 +258,7 @@ def test_a_ranking_is_shown_whole(write):
     assert every.rows[0][1:] == [*times, "9 → 2 / 1", "111 → – / 20.5"]
     assert code.rows == [["gelu", "1", "2", "–", "–", "107"]]
     # PyTorch takes 12 µs, and CUDA 10: in two of its three cases there is another to compare with.
-    # The files do not say of which kernels they are.
+    # The files do not name the kernels that they are of.
     assert beside.rows[0][:3] == ["gelu †", "2", "1.20 (1.20)"]
     assert "incomplete" not in " ".join(section.tables)
 
