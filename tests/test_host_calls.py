@@ -7,6 +7,7 @@ limits. `diglot bench` measures microseconds.
 from __future__ import annotations
 
 import gc
+import re
 import sys
 
 import pytest
@@ -19,6 +20,8 @@ from diglot.define.direct import Kinds
 X, Y = torch.randn(2, 4096)
 ROWS, RESIDUAL = torch.randn(2, 64, 64)
 WEIGHT, BIAS = torch.randn(2, 64)
+MATRIX = torch.randn(64, 64)
+BATCH, OTHER, ADDED = torch.randn(3, 1, 64, 64)
 OPS = {
     "add": lambda x: diglot.add(x, Y, backend="torch"),
     "dropout": lambda x: diglot.dropout(x, 0.1, backend="torch"),
@@ -32,6 +35,10 @@ OPS = {
     "add_rms_norm": lambda x: diglot.add_rms_norm(x, RESIDUAL, (64,), WEIGHT, backend="torch"),
     "layer_norm": lambda x: diglot.layer_norm(x, (64,), WEIGHT, BIAS, backend="torch"),
     "rms_norm": lambda x: diglot.rms_norm(x, (64,), WEIGHT, backend="torch"),
+    "addmm": lambda x: diglot.addmm(RESIDUAL, x, MATRIX, backend="torch"),
+    "baddbmm": lambda x: diglot.baddbmm(ADDED, x, OTHER, backend="torch"),
+    "bmm": lambda x: diglot.bmm(x, OTHER, backend="torch"),
+    "matmul": lambda x: diglot.matmul(x, MATRIX, backend="torch"),
 }
 # Calls of Python's functions and of C's, with an input that requires no gradient and with one.
 # Counted with Python 3.11; later versions inline some.
@@ -46,6 +53,10 @@ LIMITS = {
     "add_rms_norm": ((18, 22), (27, 26)),
     "layer_norm": ((16, 21), (24, 25)),
     "rms_norm": ((18, 20), (26, 24)),
+    "addmm": ((24, 24), (27, 25)),
+    "baddbmm": ((25, 25), (28, 26)),
+    "bmm": ((19, 17), (22, 18)),
+    "matmul": ((17, 16), (20, 17)),
 }
 
 
@@ -72,7 +83,7 @@ def test_calls(op, monkeypatch):
     monkeypatch.setitem(runs._launchers, ("torch", f"{op}_forward"), lambda *_: "nothing")
     for kinds in (each for each in gc.get_objects() if type(each) is Kinds):
         monkeypatch.setattr(kinds, "_known", ({}, {}))  # of earlier tests, which cost a call each
-    x = ROWS if "norm" in op or "softmax" in op else X
+    x = BATCH if "bmm" in op else ROWS if re.search("norm|softmax|mm|mat", op) else X
     for input, limit in zip((x, x.clone().requires_grad_()), LIMITS[op], strict=True):
         OPS[op](input)
         # The garbage collector may call something beside.

@@ -93,9 +93,12 @@ def added_product(op: str, first: str, second: str) -> Operator:
         backend: str,
     ) -> Tensor:
         dtype = a.dtype if out_dtype is None else out_dtype
-        out = torch.empty(shape_of(a, b, input), dtype=dtype, device=a.device)
+        shape = shape_of(a, b, input)
+        out = torch.empty(shape, dtype=dtype, device=a.device)
         # With beta = 0 not even NaN of the input counts.
-        beside = None if input is None or beta == 0 else input.to(dtype).expand(out.shape)
+        beside = None if input is None or beta == 0 else input.to(dtype)
+        if beside is not None and beside.shape != shape:  # else it costs the host a microsecond
+            beside = beside.expand(shape)
         a, is_held = hold_rows(a, batch_invariant, backend)
         how = beta, alpha, is_held, precision_of(a, precision)
         run(backend, op, f"{op}_forward", a, b, beside, *how, out)

@@ -12,6 +12,8 @@ from torch._prims_common import compute_elementwise_output_strides
 
 def broadcasts(shape: Sequence[int], result: Sequence[int]) -> bool:
     """Whether a tensor of this shape expands to a result's."""
+    if tuple(shape) == tuple(result):
+        return True
     pairs = zip(reversed(shape), reversed(result), strict=False)
     return len(shape) <= len(result) and all(size in (1, other) for size, other in pairs)
 
