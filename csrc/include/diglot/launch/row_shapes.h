@@ -92,7 +92,8 @@ struct RowShapes {
       kReduced < kInputs ? Tunable::kRowsTallestOfFirst : Tunable::kRowsTallest;
   static constexpr Tunable kSkipped = Tunable::kRowsSkippedShapes;
   static constexpr int kOfLanes = sizeof(I) == 4 && kInputs == 1 ? 8 : 4;
-  // float16 takes more registers on its way to float32: more threads hold the same row, or less.
+  // float16 takes more registers on its way to float32. So more threads hold the same row, or fewer
+  // hold a shorter one.
   static constexpr bool kIsHalf = std::is_same_v<I, float16>;
   template <Width kWidth>
   using Shared = std::conditional_t<
