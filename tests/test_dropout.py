@@ -621,7 +621,8 @@ def test_cuda_loads_before_it_waits_for_the_seed():
     for entry in cuda_library.library_usage()[architecture]:
         if found := FLAT.match(demangle(entry.symbol)):
             loads[entry.symbol] = int(found[1])
-    assert sorted(loads.values()) == [1, 1, 1, 2, 2, 2]
+    half = len(loads) // 2  # one access a thread, and two; both for each type that was built
+    assert half >= 2 and sorted(loads.values()) == [1] * half + [2] * half
     library = str(cuda_library.library_path())
     text = dump("-sass", "-arch", architecture, "-fun", ",".join(loads), library)
     for symbol, listing in read_listing(text).items():
