@@ -39,7 +39,7 @@ NATIVE := $(shell find csrc -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -n
 CXX_FILES := $(NATIVE) $(shell find bench examples tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 
 .PHONY: help demo test test-all test-planted test-quick test-sanitize gpu-test bench pages docs wheel lint format setup
-.PHONY: linted-setup ready clean distclean FORCE
+.PHONY: demo-setup demo-ready linted-setup ready clean distclean FORCE
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -49,7 +49,7 @@ tell_left_out = sed -n 's/^ *\(warning: .*diglot is built without\)/\1/p' $(1) |
 
 # --- what is run ---------------------------------------------------------------------------------
 
-demo: setup ## compare gelu and add on real activations, on every backend that runs; pictures, report
+demo: demo-setup ## compare gelu and add on real activations, on every backend that runs; pictures, report
 	@mkdir -p out
 	@for op in gelu add; do \
 	  $(DIGLOT) compare $$op --input examples/activations.safetensors \
@@ -148,7 +148,7 @@ format: $(STATE)/requirements ## format Python and C++ in place
 clean: ## remove what was built
 	rm -rf build dist out *.egg-info python/diglot/*.so .pytest_cache .mypy_cache .ruff_cache
 	rm -rf .hypothesis tests/.hypothesis
-	$(if $(strip $(VENV)),rm -f $(STATE)/extension $(STATE)/package)
+	$(if $(strip $(VENV)),rm -f $(STATE)/extension $(STATE)/interpreter $(STATE)/package)
 
 distclean: clean ## remove .venv too
 	$(if $(strip $(VENV)),rm -rf $(VENV))
@@ -165,6 +165,9 @@ linted-setup:
 
 ready: $(STATE)/extension $(STATE)/requirements
 	@:
+
+demo-setup:
+	$(abreast) demo-ready
 
 ifneq ($(strip $(VENV)),)
 
@@ -248,9 +251,15 @@ $(STATE)/package: $(STATE)/build-requirements setup.py pyproject.toml
 # takes a third of the time to compile; a wheel has them all, and optimized. (The interpreter's
 # kernels, which compute, are of all types.)
 ifeq ($(wildcard /dev/nvidiactl /dev/dxg),)
-setup linted-setup: export TORCH_CUDA_ARCH_LIST ?= 9.0a
-setup linted-setup: export DIGLOT_HOST_OPTIMIZATION ?= 0
-setup linted-setup: export DIGLOT_FEW_TYPES ?= $(if $(filter test-all,$(MAKECMDGOALS)),0,1)
+setup linted-setup demo-setup: export TORCH_CUDA_ARCH_LIST ?= 9.0a
+setup linted-setup demo-setup: export DIGLOT_HOST_OPTIMIZATION ?= 0
+setup linted-setup demo-setup: export DIGLOT_FEW_TYPES ?= $(if $(filter test-all,$(MAKECMDGOALS)),0,1)
+
+# The demo runs no code for GPUs there: a first demo does not wait for it.
+demo-ready: $(or $(wildcard $(STATE)/extension),$(STATE)/interpreter) $(STATE)/requirements
+	@:
+else
+demo-ready: ready
 endif
 
 # What the extension is built with and for; the file changes when that does.
@@ -261,12 +270,26 @@ $(STATE)/toolkit: FORCE
 	  "$${DIGLOT_SKIP_CUDA:-}" "$${DIGLOT_REQUIRE_CUDA:-}" >$@.new; \
 	if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-$(STATE)/extension: $(STATE)/package $(STATE)/toolkit setup.py $(wildcard csrc/*/*.py) $(NATIVE)
+SOURCES := setup.py $(wildcard csrc/*/*.py) $(NATIVE)
+
+$(STATE)/extension: $(STATE)/package $(STATE)/toolkit $(SOURCES)
 	@$(call leave_if_found,!= "$(CURDIR)"/*) \
 	echo "building the CUDA kernels, for GPUs and the interpreter (minutes the first time) ..."; \
-	mkdir -p build; \
-	env -u MAKEFLAGS $(RUN) setup.py build_ext --inplace >build/extension.log 2>&1 \
-	  || { tail -n 40 build/extension.log | cut -c 1-300; \
-	    grep -m 10 -E "error|undefined|No space|[Kk]illed" build/extension.log | cut -c 1-300; exit 1; }; \
-	$(call tell_left_out,build/extension.log)
+	$(build_in_place)
 	@touch $@
+
+$(STATE)/interpreter: $(STATE)/package $(SOURCES)
+	@$(call leave_if_found,!= "$(CURDIR)"/*) \
+	echo "building the CUDA kernels for the interpreter (minutes the first time);" \
+	  "make setup builds those for GPUs ..."; \
+	export DIGLOT_SKIP_CUDA="$${DIGLOT_SKIP_CUDA:-gpu}"; $(build_in_place)
+	@touch $@
+
+# Its log shows what went wrong.
+define build_in_place
+mkdir -p build; \
+env -u MAKEFLAGS $(RUN) setup.py build_ext --inplace >build/extension.log 2>&1 \
+  || { tail -n 40 build/extension.log | cut -c 1-300; \
+    grep -m 10 -E "error|undefined|No space|[Kk]illed" build/extension.log | cut -c 1-300; exit 1; }; \
+$(call tell_left_out,build/extension.log)
+endef

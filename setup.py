@@ -7,7 +7,8 @@ serves every later version of either. What it is built for is read from the envi
 CUDA_HOME             the CUDA toolkit (default: that of the nvcc on PATH or of pip's packages)
 TORCH_CUDA_ARCH_LIST  architectures, such as "8.0 9.0a 9.0+PTX" (the default)
 DIGLOT_REQUIRE_CUDA   1: fail where no nvcc or no g++ is found, instead of building without
-DIGLOT_SKIP_CUDA      1: build without the CUDA kernels, for GPUs and for the host's interpreter
+DIGLOT_SKIP_CUDA      1: build without the CUDA kernels, for GPUs and for the host's interpreter;
+                      gpu: without those for GPUs alone
 DIGLOT_FEW_TYPES      1: CUDA kernels for float32 and bfloat16 alone, in half the time
 DIGLOT_HOST_OPTIMIZATION  level for what launches kernels, 0 to 3 (the default); theirs is always 3
 """
@@ -31,7 +32,8 @@ from setuptools import setup
 ROOT = Path(__file__).parent
 DEFAULT_ARCHITECTURES = "8.0 9.0a 9.0+PTX"
 INTERPRETER = "diglot._interpreter"
-SKIP = "DIGLOT_SKIP_CUDA=1" if os.environ.get("DIGLOT_SKIP_CUDA") == "1" else ""
+SKIPPED = os.environ.get("DIGLOT_SKIP_CUDA")
+SKIP = "DIGLOT_SKIP_CUDA=1" if SKIPPED == "1" else ""
 
 
 def load_builder() -> ModuleType:
@@ -117,6 +119,8 @@ def interpreter_extension() -> Any:
 
 def cuda_extension() -> Any:
     """The extension of the CUDA backend; None, with a reason printed, where it cannot be built."""
+    if SKIPPED == "gpu":
+        return None
     toolkit = None if SKIP else find_toolkit()
     if toolkit is None:
         leave_out("backend", SKIP or "no CUDA compiler (nvcc) found")

@@ -188,6 +188,44 @@ def test_cuda_can_be_left_out(sources):
     assert "DIGLOT_REQUIRE_CUDA=1 forbids that" in answer.stderr
 
 
+def test_the_demo_waits_for_no_gpu_code(tmp_path):
+    """Where there is no GPU. Once that code is built, the demo keeps it up to date."""
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("a GPU is here: the demo runs on it")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("bench", "csrc", "examples", "tests"):
+        (tmp_path / name).mkdir()
+    sources = ("setup.py", "pyproject.toml", "requirements-build.txt", "requirements-dev.txt")
+    for name in (*sources, "requirements-model.txt", "requirements-wheel.txt"):
+        (tmp_path / name).touch()
+
+    def planned() -> str:
+        command = ["make", "-n", "demo", f"PYTHON={sys.executable}"]
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, check=True
+        ).stdout
+
+    assert "DIGLOT_SKIP_CUDA:-gpu" in planned()
+    (tmp_path / ".venv/stamps").mkdir(parents=True, exist_ok=True)
+    (tmp_path / ".venv/stamps/extension").touch()
+    assert "DIGLOT_SKIP_CUDA:-gpu" not in planned()
+    assert "for GPUs and the interpreter" in planned()
+
+
+@pytest.mark.slow
+def test_gpu_code_can_be_left_out(one_op):
+    """The interpreter alone is built, and that is no fault where CUDA is required."""
+    (one_op / "csrc/ops/gelu.cu").write_text('#error "nvcc ran"\n')
+    (one_op / "csrc/interpreter/build.py").write_text(
+        "STABLE_ABI_DEFINITIONS = []\ndef build_extension(output, folder):\n    output.touch()\n"
+    )
+    variables = {"DIGLOT_SKIP_CUDA": "gpu", "DIGLOT_REQUIRE_CUDA": "1"}
+    answer = set_up(one_op, "build_ext", "--inplace", **variables)
+    assert answer.returncode == 0, answer.stderr
+    assert "is built without" not in answer.stderr
+    assert [path.name for path in one_op.glob("python/diglot/*.so")] == ["_interpreter.abi3.so"]
+
+
 @pytest.fixture
 def one_op(tmp_path) -> Path:
     """A tree with one op alone, which is no C++, and libraries that an earlier build left."""

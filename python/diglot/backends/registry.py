@@ -29,7 +29,10 @@ INTERPRETERS = {"cuda": "diglot's", "triton": "Triton's"}
 
 # Reasons.
 ON_CPU = "it takes CUDA tensors, and this one is on the CPU"
-NO_EXTENSION = "diglot was installed without its CUDA extension (no nvcc, or DIGLOT_SKIP_CUDA=1)"
+NO_EXTENSION = (
+    "diglot was installed without its CUDA extension (no nvcc, or DIGLOT_SKIP_CUDA); "
+    "in a clone, `make setup` builds it"
+)
 NO_INTERPRETER = "diglot was installed without its CUDA interpreter (no g++, or DIGLOT_SKIP_CUDA=1)"
 
 

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from diglot.backends.registry import NO_EXTENSION
 from diglot.tools.machine_code import (
     ResourcesUnavailable,
     Usage,
@@ -29,7 +30,7 @@ def library_path() -> Path:
     """
     spec = importlib.util.find_spec("diglot._C")
     if spec is None or spec.origin is None:
-        raise ResourcesUnavailable("diglot was installed without its CUDA extension")
+        raise ResourcesUnavailable(NO_EXTENSION)
     return Path(spec.origin)
 
 
