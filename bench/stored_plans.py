@@ -197,7 +197,7 @@ def rename(gpu: str) -> Iterator[str]:
                 yield f"{problem.launcher} {problem.shape}: {len(us) - len(timings)} without a name"
             del kept.entries[problem]
             if timings:
-                kept.entries[problem] = Entry(problem, timings)
+                kept.put(Entry(problem, timings))
         store.write(kept, file)
 
 

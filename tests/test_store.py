@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,41 @@ def test_nearest_is_nearest():
 def test_far_is_not_near(rows, n, serves):
     """A factor of 4 in rows, of 2 in their length, and no more."""
     assert store.serves(problem(100, 1000), problem(rows, n)) is serves
+
+
+def test_near_is_the_nearest_that_serves():
+    """A nearer shape whose length differs by more than a factor of 2 does not hide it."""
+    kept = Store()
+    kept.add(problem(100, 2001), {"": 1.0}, {})
+    source, entry = kept.find(problem(100, 1000))
+    assert source == "model" and entry is not None and entry.problem.shape == (100, 2001)
+    kept.add(problem(400, 1000), {"": 1.0}, {})
+    source, entry = kept.find(problem(100, 1000))
+    assert source == "near" and entry is not None and entry.problem.shape == (400, 1000)
+
+
+def test_entries_of_other_kinds_cost_a_look_nothing():
+    """A call of a new shape waits for the look."""
+
+    def calls(others: int) -> int:
+        kept = Store()
+        for i in range(others):
+            kept.add(problem(100, i + 1, "cuda"), {"": 1.0}, {})
+        kept.add(problem(100, 1000), {"": 1.0}, {})
+        wanted = problem(100, 1200)
+        kept.find(wanted)
+        counted = 0
+
+        def count(*_: object) -> None:
+            nonlocal counted
+            counted += 1
+
+        sys.setprofile(count)
+        kept.find(wanted)
+        sys.setprofile(None)
+        return counted
+
+    assert calls(0) == calls(200) > 0
 
 
 def test_a_near_gain_must_be_larger():

@@ -126,27 +126,50 @@ class Store:
 
     Attributes:
         runs: the measuring runs, by number: date, GPU, versions, a hash of the sources.
-        entries: by problem.
+        entries: by problem; `put` changes them.
     """
 
     runs: dict[int, dict[str, Any]] = field(default_factory=dict)
     entries: dict[Problem, Entry] = field(default_factory=dict)
+    # What `find` keeps: a call of a new shape waits for it.
+    _by_kind: dict[tuple[Any, ...], list[tuple[list[float], Entry]]] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     def find(self, problem: Problem) -> tuple[str, Entry | None]:
         """("exact", its entry), ("near", the nearest that may serve it) or ("model", the nearest of
         its kind, which may not; None without one).
+
+        How far apart two shapes are is the Euclidean distance of their logarithms.
         """
         exact = self.entries.get(problem)
         if exact is not None:
             return "exact", exact
-        alike = [e for e in self.entries.values() if e.problem.kind == problem.kind]
-        near = [e for e in alike if serves(e.problem, problem)]
-        nearest = min(
-            near or alike,
-            key=lambda e: (distance(e.problem, problem), e.problem.shape),
-            default=None,
+        logarithms = [*map(_log, problem.shape)]
+        alike = self._alike(problem)
+        by_distance = sorted(
+            (math.dist(theirs, logarithms), entry.problem.shape, i)
+            for i, (theirs, entry) in enumerate(alike)
         )
-        return "near" if near else "model", nearest
+        for _, _, i in by_distance:
+            if serves(alike[i][1].problem, problem):
+                return "near", alike[i][1]
+        return "model", alike[by_distance[0][2]][1] if by_distance else None
+
+    def _alike(self, problem: Problem) -> list[tuple[list[float], Entry]]:
+        """The entries of a problem's kind, each with the logarithms of its shape."""
+        if self._by_kind is None:
+            made: dict[tuple[Any, ...], list[tuple[list[float], Entry]]] = {}
+            for entry in self.entries.values():
+                logarithms = [*map(_log, entry.problem.shape)]
+                made.setdefault(entry.problem.kind, []).append((logarithms, entry))
+            self._by_kind = made  # whole, for other threads
+        return self._by_kind.get(problem.kind, [])
+
+    def put(self, entry: Entry) -> None:
+        """Keeps an entry in place of that of the same problem."""
+        self.entries[entry.problem] = entry
+        self._by_kind = None
 
     def add(self, problem: Problem, times_us: Mapping[str, float], run: Mapping[str, Any]) -> None:
         """Adds the times of a problem from a run. Other plans keep their times."""
@@ -157,12 +180,7 @@ class Store:
         before = self.entries.get(problem)
         timings = dict(before.timings) if before is not None else {}
         timings |= {name: Timing(round(us, 3), number) for name, us in times_us.items()}
-        self.entries[problem] = Entry(problem, timings)
-
-
-def distance(a: Problem, b: Problem) -> float:
-    """How far apart two shapes are: the Euclidean distance of their logarithms."""
-    return math.dist([*map(_log, a.shape)], [*map(_log, b.shape)])
+        self.put(Entry(problem, timings))
 
 
 def _log(size: int) -> float:
@@ -233,7 +251,7 @@ def read_all(op: str, gpu: str) -> Store:
         made.runs |= {moved[number]: run for number, run in found.runs.items()}
         for problem, entry in found.entries.items():
             timings = {n: Timing(t.us, moved.get(t.run, 0)) for n, t in entry.timings.items()}
-            made.entries[problem] = Entry(problem, timings)
+            made.put(Entry(problem, timings))
     return made
 
 
@@ -265,7 +283,7 @@ def read(op: str, file: Traversable | Path) -> Store:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             wrong.append(str(error))
             continue
-        store.entries[entry.problem] = entry
+        store.put(entry)
     if wrong:
         _warn(file, f"{len(wrong)} of {len(entries)} entries, the first: {wrong[0]}")
     return store
