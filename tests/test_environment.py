@@ -54,6 +54,7 @@ assert not (lazy | {"diglot.models"}) & set(sys.modules)
 assert set(diglot.__all__) <= set(dir(diglot))
 assert not {"Any", "TYPE_CHECKING", "annotations"} & set(dir(diglot))  # names of our own alone
 assert callable(diglot.patch) and "transformers" not in sys.modules
+assert "diglot.distributed" not in sys.modules and callable(diglot.distributed.all_reduce)
 print("imported")
 """
 CONTRADICTION = """

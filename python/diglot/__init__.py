@@ -67,6 +67,7 @@ from diglot.pipeline.results import result_cache
 from diglot.pipeline.stream import last_stream_report, stream_map, stream_reduce
 
 if _typing.TYPE_CHECKING:
+    from diglot import distributed, graphs
     from diglot.models import override, patch
     from diglot.tools.compare import compare
     from diglot.tools.profiling import profile, profile_call
@@ -90,6 +91,7 @@ __all__ = [
     "bmm",
     "clip_grad_norm_",
     "compare",
+    "distributed",
     "dropout",
     "explain",
     "gaussian_pdf",
@@ -151,8 +153,8 @@ _TOOLS = {
 
 
 def __getattr__(name: str) -> _typing.Any:
-    if name == "graphs":  # imported when used, too
-        return _importlib.import_module("diglot.graphs")
+    if name in ("distributed", "graphs"):  # imported when used, too
+        return _importlib.import_module(f"diglot.{name}")
     if name in _TOOLS:
         return getattr(_instrument(_TOOLS[name]), name)
     if name in ("override", "patch"):
