@@ -10,7 +10,6 @@ from diglot.bench.harness import RANKED, Row, Rows
 from diglot.bench.lines import RULE
 from diglot.bench.markdown import NOTHING
 from diglot.bench.markdown import table as markdown_table
-from diglot.bench.regressions import is_noise
 from diglot.bench.reports import by_case, label, measured_on, no_time
 
 TITLES = {
@@ -20,9 +19,19 @@ TITLES = {
     "triton": "Triton",
     "cuda": "CUDA",
 }
+NOISE = 0.02
 # The savings that are shown: a row's figure, its title, and how it is written.
 SAVED = (("launches", "launches saved", "d"), ("host_us", "host µs saved", ".3g"))
 LINES_HEADER = ("lines of code", *(TITLES[name] for name in RANKED))
+
+
+def is_noise(a: Row, b: Row) -> bool:
+    """Whether two times differ by no more than noise: by 2 %, or with bands that overlap.
+
+    A band is from the 20th to the 80th percentile of a row's samples.
+    """
+    low, high = sorted((a, b), key=lambda row: row["time_us"])
+    return high["time_us"] <= low["time_us"] * (1 + NOISE) or high["p20_us"] <= low["p80_us"]
 
 
 def ranks(rows: Rows, among: Collection[str] = RANKED) -> dict[str, int]:

@@ -130,11 +130,6 @@ def judged(
     return said if mean is None else {**said, "mean": mean}
 
 
-def key_of(row: Row) -> str:
-    """What a row measures, as text; of a ranking another than of an op's own cases."""
-    return json.dumps([is_ranked(row), *(row[name] for name in KEY)], sort_keys=True)
-
-
 def case_of(row: Row) -> str:
     """The case of a row, as text."""
     return json.dumps([row[name] for name in KEY if name != "provider"], sort_keys=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,22 +130,11 @@ def plan(
     return Plan(chosen, apart, selection, folder)
 
 
-def check_gpu(older: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Raises ValueError where nothing can be measured, or not on the GPU of older results."""
+def check_gpu() -> None:
+    """Raises ValueError where nothing can be measured."""
     reason = measure.why_not()
     if reason is not None:
         raise ValueError(f"nothing is measured: {reason}")
-    check_same_gpu(older, torch.cuda.get_device_name())
-
-
-def check_same_gpu(older: Sequence[Mapping[str, Any]], gpu: str | None) -> None:
-    """Raises ValueError if older results are of another GPU."""
-    for report in older:
-        if report["gpu"] != gpu:
-            raise ValueError(
-                f"--against: its results are of {report['gpu']}, and cannot be compared with "
-                f"those of {gpu}"
-            )
 
 
 def compile_in_this_process() -> None:
@@ -196,7 +185,7 @@ def measure_all(plan: Plan, tell: Callable[[str], None]) -> Done:
             if plan.selection.ranking:
                 done.lines[benchmark.op] = lines_of(benchmark)
             rows: list[Row] = []
-            of_op = 0
+            planned_of, of_op = len(cases), 0
             hashes: dict[str, str] = {}
             if plan.selection.models is not None:
                 hashes = {"kernels": models.kernels_hash(benchmark.op)}
@@ -207,7 +196,7 @@ def measure_all(plan: Plan, tell: Callable[[str], None]) -> Done:
                     hashes["kernels"],
                     plan.selection.only or OURS,
                 )
-                of_op = planned_of(benchmark, plan) - len(cases)
+                of_op = planned_of - len(cases)
             try:
                 for of_case in run(
                     benchmark,
@@ -220,12 +209,13 @@ def measure_all(plan: Plan, tell: Callable[[str], None]) -> Done:
                 ):
                     rows += [row | hashes for row in of_case]
                     of_op += 1
-                    _keep(plan, done, benchmark, rows, of_op)  # whatever ends the process
+                    # Whatever ends the process.
+                    _keep(plan, done, benchmark.op, rows, of_op, planned_of)
             finally:
                 measured += of_op
                 done.rows += rows
                 if plan.folder is not None and rows:
-                    done.written.append(_keep(plan, done, benchmark, rows, of_op))
+                    done.written.append(_keep(plan, done, benchmark.op, rows, of_op, planned_of))
         for name in plan.apart:
             done.written.append(load(name).run(_folder_of_apart(plan.folder)))
     except KeyboardInterrupt:
@@ -239,19 +229,13 @@ def measure_all(plan: Plan, tell: Callable[[str], None]) -> Done:
     return done
 
 
-def _keep(plan: Plan, done: Done, benchmark: Benchmark, rows: Sequence[Row], count: int) -> Path:
+def _keep(plan: Plan, done: Done, op: str, rows: list[Row], count: int, planned: int) -> Path:
     """Writes the results of some of an op's cases, if there is a folder; returns where."""
-    path = (plan.folder or Path()) / f"{benchmark.op}.json"
+    path = (plan.folder or Path()) / f"{op}.json"
     if plan.folder is not None:
-        all_of_it = planned_of(benchmark, plan)
-        missing = {} if count == all_of_it else {"incomplete": f"{count} of {all_of_it} cases"}
+        missing = {} if count == planned else {"incomplete": f"{count} of {planned} cases"}
         save(done.report(rows, **missing), path)
     return path
-
-
-def planned_of(benchmark: Benchmark, plan: Plan) -> int:
-    """How many cases of a benchmark are planned."""
-    return sum(len(cases) for other, cases in plan.benchmarks if other is benchmark)
 
 
 def _folder_of_apart(folder: Path | None) -> Path | None:

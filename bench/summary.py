@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable
 
 from diglot.bench import bar_tables, marks
 from diglot.bench.harness import OURS, Row
-from diglot.bench.markdown import NOTHING, table
-from diglot.bench.reports import case_of, label, measured_on, no_time
-from diglot.tools.numbers import number
-from diglot.tools.regimes import find_regime, peak_gb_per_s
+from diglot.bench.reports import case_of, label, no_time
+from diglot.tools.numbers import NOTHING, number
+from diglot.tools.regimes import find_regime
 from diglot.tools.table import Column
 
 TIMERS = {
@@ -76,12 +74,6 @@ def verdict(rows: Collection[Row], gpu: str | None) -> tuple[str, bool]:
     return ", ".join(filter(None, said)), bool(wrong) or False in met
 
 
-def _copy_us(row: Row) -> float | None:
-    """Of a copy of as many bytes in the same run."""
-    copy = row.get("copy_tb_per_s")
-    return None if copy is None else row["bytes"] / copy / 1e6
-
-
 def _bound_by(row: Row, peak_gb_per_s: float | None) -> str:
     """Its regime; nothing of a row that has no time on the device.
 
@@ -92,8 +84,10 @@ def _bound_by(row: Row, peak_gb_per_s: float | None) -> str:
         return NOTHING
     is_eager = row["timer"] in ("device", "warm")
     host_us = row.get("host_us") if is_eager else None
+    copy = row.get("copy_tb_per_s")
+    copy_us = None if copy is None else row["bytes"] / copy / 1e6
     regime = find_regime(
-        row["time_us"], row["bytes"], peak_gb_per_s, copy_us=_copy_us(row), host_us=host_us
+        row["time_us"], row["bytes"], peak_gb_per_s, copy_us=copy_us, host_us=host_us
     )
     return str(regime)
 
@@ -123,37 +117,3 @@ def reasons(rows: Iterable[Row]) -> list[str]:
     return [
         f"{row['provider']}: {label(row)}: {row['reason']}" for row in rows if row.get("reason")
     ]
-
-
-REGIMES_HEADER = (
-    *("case, by the CUDA kernel", "device µs", "host µs"),
-    *("bytes at the peak, µs", "a copy of them, µs", "bound by"),
-)
-# What docs/regimes.md shows of each: forward in bfloat16 on cold caches.
-REGIMES_SHOWN: dict[str, dict[str, Any]] = {
-    "gelu": {"approximate": "tanh"},
-    "gaussian_pdf": {"terms": 22},
-}
-
-
-def regimes_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
-    """The regimes of a few committed results, as a table."""
-    body = []
-    shown = [report for op in REGIMES_SHOWN for report in reports if report["op"] == op]
-    for report in shown:
-        peak = peak_gb_per_s(report["gpu"])
-        body += [
-            [label(row), *map(number, times), _bound_by(row, peak)]
-            for row in report["rows"]
-            if (row["provider"], row["direction"]) == ("cuda", "forward")
-            and (row["dtype"], row["timer"]) == ("bfloat16", "device")
-            and row["options"] == REGIMES_SHOWN[report["op"]]
-            and None not in (times := _times(row, peak))
-        ]
-    return "\n".join([f"{measured_on(shown or reports)}.", "", *table(REGIMES_HEADER, body)])
-
-
-def _times(row: Row, peak_gb_per_s: float | None) -> list[Any]:
-    """A row's times under `REGIMES_HEADER`, in microseconds; None where one is not known."""
-    moving = None if peak_gb_per_s is None else row["bytes"] / peak_gb_per_s / 1e3
-    return [row.get("time_us"), row.get("host_us"), moving, _copy_us(row)]

@@ -32,7 +32,6 @@ from diglot.bench.markdown import by_gpu, put, table
 from diglot.bench.patched import patched_markdown
 from diglot.bench.reports import measured_on
 from diglot.bench.result_files import OF_OPS, committed
-from diglot.bench.summary import regimes_markdown
 
 Reports = list[dict[str, Any]]
 
@@ -118,7 +117,6 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
     ("docs/speed.md", "bench", OF_OPS, overview),
     ("docs/speed.md", "models", "distributions/*/models/*.json", MODELS),
     ("docs/speed.md", "sizes", "distributions/*/sizes/*.json", size_tables.markdown),
-    ("docs/regimes.md", "regimes", OF_OPS, regimes_markdown),
     ("docs/tuning.md", "plans", "distributions/*/plans/*.json", CHOSEN),
     ("docs/tuning.md", "invariant", "distributions/*/invariant/*.json", COSTS),
     ("docs/ranking.md", "ranking", "results/*/ranking/*.json", ranking.markdown),

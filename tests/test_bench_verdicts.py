@@ -14,7 +14,6 @@ from diglot.bench import (
     marks,
     norms,
     ranking,
-    regressions,
     rows,
     running,
     stream_tables,
@@ -271,17 +270,6 @@ def test_a_strawman_is_called_one():
     assert " 10, strawman |" in made
     assert "torch (strawman)" in summary.cells(told)
     assert marks.words(row("torch", op="global_softmax")) == ""
-
-
-def test_what_was_measured_in_another_way_is_no_regression():
-    """Such as in another mode of the compiler."""
-    old = [row(name, how="mode default") for name in ("torch.compile", "torch")]
-    new = [of | {"time_us": 12.0, "p20_us": 12.0, "p80_us": 12.0} for of in old]
-    for of in (*old, *new):
-        del of["share_of_copy"]
-    assert [change.verdict for change in regressions.compare(new, old)] == ["slower"] * 2
-    new[0]["how"] = "mode reduce-overhead"
-    assert len(regressions.compare(new, old)) == 1
 
 
 def test_host_time_that_shows_is_told():

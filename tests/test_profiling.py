@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +19,6 @@ from backends import DEVICE, KERNELS
 
 import diglot
 from diglot.backends import runs
-from diglot.tools import profile_engines, profiled_script
 from diglot.tools.flame import folded, render
 from diglot.tools.proton import Node
 from diglot.tools.trace import Trace
@@ -90,13 +88,6 @@ def test_shapes_and_memory(x):
     assert "[[1000, 100], [100, 7]]" in row and size in row
 
 
-def test_shapes_in_what_is_printed(x):
-    with diglot.profile(by_shape=True) as done:
-        F.gelu(x)
-    (row,) = [line for line in done.table(by_shape=True).splitlines() if "aten::gelu " in line]
-    assert row in str(done) and f"[[{len(x)}]," in row
-
-
 @ON_CPU
 def test_pytorchs_profiler_is_silent():
     """In a process of its own: the level is read once."""
@@ -157,8 +148,10 @@ def test_compiled_graphs_are_not_marked(x):
 def test_outputs(x, tmp_path):
     names = {"trace": "t.json", "flame": "f.svg", "stacks": "s.txt", "tensorboard": "logs"}
     outputs = {name: tmp_path / file for name, file in names.items()}
-    with diglot.profile(**outputs, frames=True) as done, done.scope("mine"):
+    with diglot.profile(frames=True) as done, done.scope("mine"):
         manual_gelu(x)
+    for name, path in outputs.items():
+        getattr(done, f"save_{name}")(path)
     assert any(e["name"] == "mine" for e in json.loads(outputs["trace"].read_text())["traceEvents"])
     (log,) = outputs["tensorboard"].iterdir()
     assert log.name.endswith(".pt.trace.json") and log.read_bytes() == outputs["trace"].read_bytes()
@@ -175,27 +168,19 @@ def test_outputs(x, tmp_path):
     assert "manual_gelu" in (tmp_path / "own.txt").read_text()
     for name in ("trace", "flame", "stacks"):
         with pytest.raises(ValueError, match="is not overwritten without force"):
-            diglot.profile(**{name: outputs[name]})
-        with pytest.raises(ValueError, match="is not overwritten without force"):
             getattr(done, f"save_{name}")(outputs[name])
     with pytest.raises(ValueError, match="is a file, not a folder"):
-        diglot.profile(tensorboard=outputs["trace"])
+        done.save_tensorboard(outputs["trace"])
+    with pytest.raises(ValueError, match="there is no folder"):
+        done.save_trace(tmp_path / "gone/t.json")
 
 
-def test_an_output_that_fails_does_not_keep_others(x, tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    done = diglot.profile(trace=gone / "t.json", stacks=tmp_path / "s.txt")
-    with pytest.raises(ValueError, match="there is no folder"), done:
-        gone.rmdir()
-        manual_gelu(x)
-    assert done.written == [tmp_path / "s.txt"]
-
-
-def test_what_fails_is_written_all_the_same(x, tmp_path):
-    with pytest.raises(KeyError, match="mine"), diglot.profile(trace=tmp_path / "t.json") as done:
+@pytest.mark.parametrize("kind", [KeyError, KeyboardInterrupt])
+def test_what_fails_is_recorded_all_the_same(x, tmp_path, kind):
+    with pytest.raises(kind, match="mine"), diglot.profile(frames=False) as done:
         F.gelu(x)
-        raise KeyError("mine")
+        raise kind("mine")
+    done.save_trace(tmp_path / "t.json")
     assert "aten::gelu" in str(done) and (tmp_path / "t.json").exists()
 
 
@@ -203,11 +188,7 @@ def test_what_fails_is_written_all_the_same(x, tmp_path):
     ("options", "message"),
     [
         ({"engine": "perf"}, "engine must be one of torch, proton, nvtx, not 'perf'"),
-        ({"engine": "proton", "trace": "t.json"}, "trace: engine 'proton' has none; torch has"),
-        ({"engine": "nvtx", "flame": "f.svg"}, "flame: engine 'nvtx' has none; torch or proton"),
-        ({"rows": 0}, "rows at least 1"),
-        ({"engine": "nvtx", "by_shape": True}, "by_shape: engine 'nvtx' has no shapes; torch has"),
-        ({"trace": "nowhere/t.json"}, "there is no folder"),
+        ({"warmup": -1}, "warmup must be at least 0"),
     ],
 )
 def test_refused(options, message):
@@ -219,13 +200,14 @@ def test_refused(options, message):
 @pytest.mark.parametrize("engine", ["proton", "nvtx"])
 def test_engines_that_need_a_gpu(engine):
     with pytest.raises(ValueError, match=f"engine '{engine}' needs a GPU"):
-        diglot.profile(engine=engine).__enter__()
-    assert runs._marks == ()
+        diglot.profile(engine=engine)
 
 
 def test_nvtx_ranges(x, monkeypatch):
     names = []
-    monkeypatch.setattr(profile_engines, "check_gpu", lambda engine: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *devices: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", names.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: names.append("end"))
     for name in ("start", "stop"):
@@ -249,11 +231,8 @@ def event(category, name, begin, us, thread=1, **arguments):
 
 # A scope begins in the frame of its __enter__ and ends in that of its __exit__.
 OF_GPU = [
-    event("python_function", "diglot/tools/profiled_script.py(9): main", -9, 1200),
-    event("python_function", "pathlib.py(1): resolve", -8, 2),
-    event("cpu_op", "aten::empty", -8, 1),
-    event("python_function", "runpy.py(1): run_path", 0, 1000),
-    event("python_function", "<built-in function exec>", 0.5, 990),
+    event("python_function", "script.py(9): start", 0, 1000),
+    event("python_function", "diglot/tools/profiling.py(9): profile_call", 0.5, 990),
     event("python_function", "script.py(1): <module>", 1, 900),
     event("python_function", "torch/autograd/profiler.py(9): __enter__", 10, 10),
     event("user_annotation", "mine", 15, 200, External_id=1),
@@ -364,57 +343,6 @@ def test_protons_tree(tmp_path):
         Node.read(path)
 
 
-# --- scripts -------------------------------------------------------------------------------------
-
-SCRIPT = """
-import sys, torch
-torch.nn.functional.gelu(torch.ones(3))
-print(sys.argv[1:], __name__, sys.path[0], flush=True)
-{ending}
-"""
-
-
-@pytest.fixture
-def started(tmp_path, monkeypatch, capsys):
-    """Runs a script as `diglot profile` has it run; its exit status, output and errors."""
-    script, handler = tmp_path / "script.py", signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def start(ending="", kind="script", target=script, **options):
-        script.write_text(SCRIPT.format(ending=ending))
-        options = json.dumps({"frames": False, **options})
-        monkeypatch.setattr(sys, "argv", ["-c", options, kind, str(target), "--some", "argument"])
-        with pytest.raises(SystemExit) as exit:
-            profiled_script.main()
-        answer = capsys.readouterr()
-        return exit.value.code, answer.out, answer.err
-
-    yield start
-    signal.signal(signal.SIGINT, handler)
-
-
-def test_script(started, tmp_path):
-    status, out, errors = started("sys.exit(7)", trace=str(tmp_path / "t.json"))
-    assert out.startswith(f"['--some', 'argument'] __main__ {tmp_path}\n")
-    assert "aten::gelu" in out and (status, errors) == (7, f"wrote {tmp_path / 't.json'}\n")
-    assert (tmp_path / "t.json").exists()
-    assert started()[0] == 0
-
-
-def test_scripts_error_is_its_own(started):
-    status, out, errors = started("raise KeyError('mine')")
-    assert status == 1 and "aten::gelu" in out
-    lines = errors.splitlines()
-    assert lines[0] == "Traceback (most recent call last):" and "script.py" in lines[1]
-    assert lines[-1] == "KeyError: 'mine'"
-
-
-def test_ctrl_c_writes_what_was_collected(started, tmp_path):
-    status, out, errors = started("raise KeyboardInterrupt", trace=str(tmp_path / "t.json"))
-    assert status == 130 and "aten::gelu" in out and errors.endswith("KeyboardInterrupt\n")
-    assert (tmp_path / "t.json").exists()
-
-
 def test_profilers_do_not_nest(x):
     with diglot.profile(frames=False) as outer:
         with pytest.raises(RuntimeError, match="one is recording already"):
@@ -424,41 +352,14 @@ def test_profilers_do_not_nest(x):
 
 
 @ON_CPU  # whose process is this one
-def test_a_recording_that_another_profiler_ended(started):
+def test_a_recording_that_another_profiler_ended():
     """PyTorch's own ends it without a word, and an export would end the process."""
-    status, out, errors = started("with torch.profiler.profile(): pass")
-    assert (status, out.count("aten::")) == (2, 0)
-    assert "error: of PyTorch's profilers one can record at a time" in errors
-
-
-def test_module(started):
-    status, out, _ = started(kind="module", target="this")
-    assert status == 0 and "Beautiful is better than ugly." in out
-    answer = started(kind="module", target="no_such_module")
-    assert answer == (2, "", "error: there is no module no_such_module\n")
-
-
-def test_bad_options(started, tmp_path):
-    status, out, errors = started(engine="perf")
-    assert (status, out) == (2, "") and errors.startswith("error: engine must be one of torch")
-
-
-@pytest.mark.slow
-def test_ctrl_c_for_real(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(ending="import time; time.sleep(60)"))
-    command = [sys.executable, "-m", "diglot_cli", "profile", "--flame", str(tmp_path / "f.svg")]
-    process = subprocess.Popen(
-        [*command, "--", "python", str(script)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    assert process.stdout.readline().startswith("[]")
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "aten::gelu" in out and errors.endswith("KeyboardInterrupt\n")
-    assert (tmp_path / "f.svg").read_text().startswith("<svg")
+    with (
+        pytest.raises(RuntimeError, match="another one ended this recording"),
+        diglot.profile(frames=False),
+        torch.profiler.profile(),
+    ):
+        pass
 
 
 def test_frames_whose_end_was_missed():
@@ -493,7 +394,8 @@ def test_kernels_on_a_gpu(tmp_path):
             with torch.profiler.record_function(name):
                 function()
 
-    done = diglot.profile_call(all_of_them, flame=tmp_path / "f.svg")
+    done = diglot.profile_call(all_of_them)
+    done.save_flame(tmp_path / "f.svg")
     scopes = done.kernels_by_scope()
     assert {name: scopes[name].per_call for name in functions} == {
         "formula": 9, "torch": 1, "cuda": 1, "triton": 1,
@@ -539,13 +441,14 @@ def test_which_kernel_runs_depends_on_sizes():
 PROTON = """
 import sys, torch, diglot
 x = torch.randn(1 << 20, device="cuda")
-with diglot.profile(engine="proton", warmup=1, flame=sys.argv[1]) as done:
+with diglot.profile(engine="proton", warmup=1) as done:
     for _ in range(4):
         with done.scope("mine", {"bytes": 8 * x.numel()}):
             for backend in ("cuda", "triton"):
                 diglot.gelu(x, backend=backend)
         done.step()
 print(done)
+done.save_flame(sys.argv[1])
 """
 
 

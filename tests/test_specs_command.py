@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 
 import pytest
@@ -129,9 +128,7 @@ def test_without_a_gpu(here):
     for text in ("126.5*", " 60*", "132*", " * no data sheet", "as quoted: "):
         assert text in result.stdout
     assert result.stdout.count("*") == 5  # two figures of each of two GPUs, and the footnote
-    found = json.loads(run("specs", "--json").stdout)
-    assert [gpu["name"] for gpu in found["data_sheets"]] == [gpu.name for gpu in gpus()]
-    assert found["device"] is None and found["ceilings"] is None
+    assert all(gpu.name in result.stdout for gpu in gpus())
     assert "--measure: nothing is measured here: " in fails("specs", "--measure")
     assert not (here / "cache").exists()
 
@@ -170,7 +167,6 @@ def test_measured_kept_and_shown(gpu):
     assert known.gb_per_s() == known.gb_per_s("copy") == pytest.approx(4000)
     assert known.gb_per_s("read") is None and known.tflop_per_s("float16") is None
     assert known.device == dataclasses.asdict(FACTS)
-    assert json.loads(run("specs", "--json").stdout)["ceilings"] == json.loads(path.read_text())
 
 
 def test_another_file(gpu, monkeypatch):

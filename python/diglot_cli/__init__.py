@@ -23,7 +23,7 @@ except ImportError as missing:
     print(MISSING.format(missing.name), file=sys.stderr)
     raise SystemExit(2) from None
 
-COMMANDS = ("bench", "compare", "info", "inspect", "profile", "report", "specs", "tune")
+COMMANDS = ("bench", "compare", "info", "inspect", "report", "specs", "tune")
 
 
 class _Group(click.Group):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +54,6 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
 @click.option(
     "--load", metavar="PATH", multiple=True, help="Show results of a file or folder, without a GPU."
 )
-@click.option(
-    "--against",
-    metavar="PATH",
-    help="Older results. Exit status 1 if a kernel of diglot is slower or fails.",
-)
 @click.option("--force", is_flag=True, help="Overwrite files.")
 def bench(asked: Any) -> None:
     """Measure ops on a GPU: every backend, PyTorch, and other packages' kernels, interleaved.
@@ -71,7 +64,6 @@ def bench(asked: Any) -> None:
     from diglot.bench import models as distribution
     from diglot.bench import plan_costs, session
     from diglot.bench.harness import OURS
-    from diglot.bench.result_files import read_reports
     from diglot.bench.selection import Selection, parse_options, parse_sizes
     from diglot.files import check_folder
     from diglot.tools.inputs import parse_dtype, parse_shape
@@ -95,9 +87,7 @@ def bench(asked: Any) -> None:
         asked.ranking or asked.warm or asked.graph or asked.sizes is not None or asked.shapes
     ):
         raise ValueError("--models draws cases of its own: it takes OPs, --direction and --dtype")
-    if asked.plans is not None and (
-        asked.ranking or asked.warm or asked.graph or asked.load or asked.against is not None
-    ):
+    if asked.plans is not None and (asked.ranking or asked.warm or asked.graph or asked.load):
         raise ValueError("--plans compares two times of our kernels, on cold caches, in this run")
     if not {*asked.providers} <= {*OURS} and asked.plans is not None:
         raise ValueError(f"--plans takes a --provider of {' and '.join(OURS)}")
@@ -111,21 +101,19 @@ def bench(asked: Any) -> None:
     check_files([], {"--json": asked.json_file, "--csv": asked.csv_file}, asked.force)
     if asked.plot is not None:
         check_folder(asked.plot, asked.force)
-    older = [] if asked.against is None else read_reports(Path(asked.against))
     messages = make_console(stderr=True)
     if asked.load:
         done = session.read(map(Path, asked.load), asked.ops)
     else:
         folder = None if asked.results is None else Path(asked.results)
         plan = session.plan(asked.ops, selection, folder, asked.force)
-        session.check_gpu(older)
+        session.check_gpu()
         session.compile_in_this_process()
         with ended_as_interrupted():
             if asked.models and asked.jobs:
                 names = [benchmark.op for benchmark, _ in plan.benchmarks]
                 distribution.compile_beforehand(names, asked.seed, asked.jobs)
             done = session.measure_all(plan, lambda text: messages.print(text, markup=False))
-    session.check_same_gpu(older, done.gpu)
 
     try:  # first of all: who reads the tables may go away, as head does
         _keep(done, asked, messages)
@@ -138,13 +126,12 @@ def bench(asked: Any) -> None:
             _print(done, asked.ranking)
     for path in done.written:
         messages.print(f"wrote {path}", markup=False)
-    status = _print_changes(done, older) if asked.against is not None else 0
     if done.incomplete is not None:
         messages.print(f"{done.incomplete}", markup=False)
     if done.error is not None:
         raise done.error
-    if status or done.interrupted:
-        raise click.exceptions.Exit(INTERRUPTED if done.interrupted else status)
+    if done.interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 def _keep(done: Any, asked: Any, messages: Console) -> None:
@@ -190,16 +177,3 @@ def _print_models(done: Any) -> None:
 
     print_table(model_bars.HEADER, model_bars.table(done.rows))
     print_table(models.WORST_HEADER, models.worst(done.rows))
-
-
-def _print_changes(done: Any, older: Sequence[Any]) -> int:
-    from diglot.bench import regressions
-
-    older_rows = [row for report in older for row in report["rows"]]
-    changes = regressions.compare(done.rows, older_rows)
-    told = [change.cells for change in changes if change.verdict != regressions.SAME]
-    print_table(regressions.HEADER, told)
-    counts = Counter(change.verdict for change in changes)
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    make_console().print(f"against older results: {said or 'nothing in common'}", markup=False)
-    return int(any(change.is_regression for change in changes))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +53,6 @@ RESOURCES = (
 @op_options
 @click.option("--side-by-side", is_flag=True, help="Both languages: files and --stage, or SASS.")
 @click.option("--save", metavar="DIR", help="Write every stage, or --stage, of every kernel.")
-@click.option("--json", "as_json", is_flag=True, help="Print resources as JSON.")
 @click.option("--force", is_flag=True, help="Write into a folder that has files.")
 def inspect(asked: Any) -> None:
     """Look into the kernels of OP, such as gelu, in both languages, without a GPU.
@@ -74,16 +71,14 @@ def inspect(asked: Any) -> None:
     languages: tuple[str, ...] = LANGUAGES if asked.backend is None else (asked.backend,)
     if asked.side_by_side and asked.backend is not None:
         raise ValueError("--side-by-side shows both languages: it takes no --backend")
-    if asked.as_json and (
-        asked.stage not in (None, inspecting.RESOURCES) or asked.side_by_side or asked.save
-    ):
-        raise ValueError("--json prints resources: it takes no --stage, --side-by-side or --save")
     if asked.stage is not None:
         languages = inspecting.check_stage(asked.stage, languages)
     if asked.side_by_side and (len(languages) < 2 or asked.stage == inspecting.BINARY):
         raise ValueError(
             f"--side-by-side shows what both languages have as text, not {asked.stage}"
         )
+    if asked.stage == inspecting.BINARY and asked.save is None:
+        raise ValueError("a cubin is binary: write it into a folder by --save DIR")
     if asked.save is not None:
         check_folder(asked.save, asked.force, makes_parents=False)
     if asked.stage not in (None, inspecting.RESOURCES):
@@ -111,12 +106,8 @@ def inspect(asked: Any) -> None:
     if asked.save is not None:
         for path in inspecting.save(found, asked.save, asked.force):
             click.echo(str(path))
-    elif asked.as_json:
-        click.echo(json.dumps(found.to_json(), indent=2))
     elif asked.side_by_side:
         _print_side_by_side(make_console(), found, stages[0])
-    elif stages == (inspecting.BINARY,):
-        _print_binary(found.kernels, inspecting.BINARY)
     elif stages:
         for each in found.kernels:
             click.echo(f"{COMMENT.get(stages[0], '//')} {_title(each)}: {stages[0]}")
@@ -130,16 +121,6 @@ def inspect(asked: Any) -> None:
 def _title(kernel: Any) -> str:
     passes = ", ".join(kernel.directions)
     return f"{kernel.language} {kernel.name}, {passes}, {kernel.resources.architecture}"
-
-
-def _print_binary(kernels: Sequence[Any], stage: str) -> None:
-    if len({kernel.stages[stage] for kernel in kernels}) > 1:
-        raise ValueError(
-            f"several kernels: choose one by --kernel, or write each {stage} by --save"
-        )
-    if sys.stdout.isatty():
-        raise ValueError(f"{stage} is binary: send it to a file or a program, or use --save DIR")
-    click.echo(kernels[0].stages[stage], nl=False)
 
 
 def _verdict(found: Any) -> tuple[str, bool]:

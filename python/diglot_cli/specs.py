@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,6 @@ as quoted: the document was not read, only what others quote of it"""
     help="File of --measure. Default: $DIGLOT_CEILINGS, or ~/.cache/diglot/ceilings-<gpu>.json.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file of --output.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def specs(asked: Any) -> None:
     """Show GPUs' data sheets, and the measured ceilings of this machine's GPU.
 
@@ -49,7 +47,7 @@ def specs(asked: Any) -> None:
     """
     from diglot.tools import ceilings
     from diglot.tools.device import query
-    from diglot.tools.gpus import find_gpu, gpus
+    from diglot.tools.gpus import find_gpu
 
     if not asked.measure and (asked.output is not None or asked.force):
         raise ValueError("--output and --force go with --measure")
@@ -65,14 +63,6 @@ def specs(asked: Any) -> None:
         measured = _measure(where, facts, path)
     elif facts is not None:
         measured = ceilings.load(facts.name)
-    if asked.as_json:
-        record = {
-            "data_sheets": [asdict(gpu) for gpu in gpus()],
-            "device": None if facts is None else asdict(facts),
-            "ceilings": None if measured is None else measured.as_dict(),
-        }
-        click.echo(json.dumps(record, indent=1, ensure_ascii=False))
-        return
     _print_data_sheets()
     _print_machine(facts, None if facts is None else find_gpu(facts.name), measured)
 

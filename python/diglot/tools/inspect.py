@@ -7,10 +7,9 @@ Triton's are compiled ahead of time, and CUDA's read from the built extension.
 from __future__ import annotations
 
 import fnmatch
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,27 +83,6 @@ class Inspection:
     def of(self, language: str) -> tuple[InspectedKernel, ...]:
         """The kernels of one language."""
         return tuple(kernel for kernel in self.kernels if kernel.language == language)
-
-    def to_json(self) -> dict[str, Any]:
-        """All but the stages of the kernels, in types that JSON has."""
-        rows = [
-            {
-                "language": kernel.language,
-                "directions": kernel.directions,
-                **asdict(kernel.resources),
-                "instructions": dict(kernel.resources.instructions),
-                "products": dict(kernel.resources.products),
-                "occupancy": asdict(kernel.occupancy),
-            }
-            for kernel in self.kernels
-        ]
-        return {
-            "op": self.op,
-            "architecture": self.architecture,
-            "kernels": rows,
-            "reasons": dict(self.reasons),
-            "plans": {of: [asdict(plan) for plan in plans] for of, plans in self.plans.items()},
-        }
 
 
 def check_stage(stage: str, languages: Sequence[str]) -> tuple[str, ...]:
@@ -288,7 +266,7 @@ def file_names(inspection: Inspection) -> dict[str, tuple[InspectedKernel, str]]
 
 
 def save(inspection: Inspection, folder: str | Path, force: bool = False) -> list[Path]:
-    """Writes every stage that was asked for, a file for each kernel and stage, and resources.json.
+    """Writes every stage that was asked for, a file for each kernel and stage.
 
     Args:
         folder: made if it is missing.
@@ -305,6 +283,4 @@ def save(inspection: Inspection, folder: str | Path, force: bool = False) -> lis
             path, content = Path(folder) / name, kernel.stages[stage]
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
             written.append(path)
-        table = Path(folder) / "resources.json"
-        table.write_text(json.dumps(inspection.to_json(), indent=2) + "\n")
-    return [*written, table]
+    return written

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 
 import torch
 
-from diglot.tools import proton
 from diglot.tools.module_costs import ModuleCost, module_costs
 from diglot.tools.profile_tables import launch_table, module_table
+from diglot.tools.proton import Node
 from diglot.tools.regimes import peak_gb_per_s
 from diglot.tools.trace import Trace
 
+Metrics = dict[str, float] | None
 ONE_AT_A_TIME = "of PyTorch's profilers one can record at a time"
 
 
@@ -28,30 +28,28 @@ def silence_kineto() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
-class Engine(ABC):
-    """A profiler. It is made before the warm-up, and records from `start` to `stop`."""
+class Engine:
+    """A profiler. It is made before the warm-up, and records from `start` to `stop`.
+
+    Its files go into `folder`. With `frames` it records Python's frames, if it can.
+    """
 
     def __init__(self, folder: Path, frames: bool) -> None:
-        """Its files go into `folder`; `frames` is whether to record Python's, if it can."""
         self.folder = folder
 
-    @abstractmethod
     def start(self) -> None:
-        """Records from here on."""
+        raise NotImplementedError
 
-    @abstractmethod
     def stop(self) -> None:
-        """Records no longer."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def scope(
-        self, name: str, metrics: dict[str, float] | None = None
-    ) -> AbstractContextManager[Any]:
+    def scope(self, name: str, metrics: Metrics = None) -> AbstractContextManager[Any]:
         """A range with a name, and where the engine shows numbers, with these."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def lines(self, rows: int, by_shape: bool = False) -> list[str]:
-        """The findings as text; with `by_shape`, if it can, a row for each shape of inputs."""
+    def lines(self, rows: int) -> list[str]:
+        """The findings as text."""
+        raise NotImplementedError
 
     def stacks(self) -> dict[tuple[str, ...], float]:
         """Microseconds by stack, outermost first."""
@@ -106,9 +104,7 @@ class TorchEngine(Engine):
         """What the trace holds; read when it is asked for, which may take seconds."""
         return Trace.read(self.path)
 
-    def scope(
-        self, name: str, metrics: dict[str, float] | None = None
-    ) -> AbstractContextManager[Any]:
+    def scope(self, name: str, metrics: Metrics = None) -> AbstractContextManager[Any]:
         return torch.profiler.record_function(name)
 
     @cached_property
@@ -128,45 +124,47 @@ class TorchEngine(Engine):
     def stacks(self) -> dict[tuple[str, ...], float]:
         return self.trace.stacks()
 
-    def lines(self, rows: int, by_shape: bool = False) -> list[str]:
+    def lines(self, rows: int) -> list[str]:
         peak = peak_gb_per_s(torch.cuda.get_device_name()) if self.trace.has_device else None
-        lines = [self.table(rows, by_shape), launch_table(self.trace, rows, peak, self.moved)]
+        lines = [self.table(rows, False), launch_table(self.trace, rows, peak, self.moved)]
         if self.modules:
             lines += ["", module_table(self.modules, rows, self.trace.has_device)]
         return lines
 
 
 class ProtonEngine(Engine):
-    """Triton's profiler."""
-
-    def __init__(self, folder: Path, frames: bool) -> None:
-        super().__init__(folder, frames)
-        check_gpu("proton")
+    """Triton's profiler. It has no context manager: `triton.profiler.profile` is a decorator."""
 
     def start(self) -> None:
-        self.session = proton.Session(self.folder / "proton")
+        from triton import profiler
+
+        try:
+            profiler.start(str(self.folder / "proton"), hook="triton")
+        except RuntimeError as error:  # as where another profiler of this process holds CUPTI
+            raise RuntimeError(
+                f"Proton cannot start ({error}); one process has one profiler at a time"
+            ) from error
 
     def stop(self) -> None:
-        self.tree = self.session.finish()
+        from triton import profiler
 
-    def scope(
-        self, name: str, metrics: dict[str, float] | None = None
-    ) -> AbstractContextManager[Any]:
-        return proton.scope(name, metrics)
+        profiler.finalize()
+        self.tree = Node.read(self.folder / "proton.hatchet")
+
+    def scope(self, name: str, metrics: Metrics = None) -> AbstractContextManager[Any]:
+        from triton import profiler
+
+        return profiler.scope(name, metrics)
 
     def stacks(self) -> dict[tuple[str, ...], float]:
         return self.tree.stacks()
 
-    def lines(self, rows: int, by_shape: bool = False) -> list[str]:
+    def lines(self, rows: int) -> list[str]:
         return [str(self.tree)]
 
 
 class NvtxEngine(Engine):
     """Ranges alone, for Nsight Systems, which is started around the process."""
-
-    def __init__(self, folder: Path, frames: bool) -> None:
-        super().__init__(folder, frames)
-        check_gpu("nvtx")
 
     def start(self) -> None:
         torch.cuda.profiler.start()  # `nsys profile --capture-range=cudaProfilerApi`
@@ -174,12 +172,10 @@ class NvtxEngine(Engine):
     def stop(self) -> None:
         torch.cuda.profiler.stop()
 
-    def scope(
-        self, name: str, metrics: dict[str, float] | None = None
-    ) -> AbstractContextManager[Any]:
+    def scope(self, name: str, metrics: Metrics = None) -> AbstractContextManager[Any]:
         return torch.cuda.nvtx.range("{}", name)  # whose first argument is a format
 
-    def lines(self, rows: int, by_shape: bool = False) -> list[str]:
+    def lines(self, rows: int) -> list[str]:
         return ["NVTX ranges were marked; Nsight Systems, started around this process, shows them"]
 
 
@@ -188,10 +184,3 @@ ENGINES: dict[str, type[Engine]] = {
     "proton": ProtonEngine,
     "nvtx": NvtxEngine,
 }
-# What each output is made of, and which engines have it.
-HAVE_STACKS, HAVE_TRACE = ("torch", "proton"), ("torch",)
-
-
-def check_gpu(engine: str) -> None:
-    if not torch.cuda.is_available():
-        raise ValueError(f"engine {engine!r} needs a GPU, and PyTorch finds none")

@@ -30,7 +30,7 @@ from diglot.reference.specs import nbytes
 from diglot.tools import flame, measure
 from diglot.tools.module_costs import ModuleCost
 from diglot.tools.module_scopes import module_scopes
-from diglot.tools.profile_engines import ENGINES, HAVE_STACKS, HAVE_TRACE, Engine, TorchEngine
+from diglot.tools.profile_engines import ENGINES, Engine, TorchEngine
 from diglot.tools.trace import Launches
 
 ROWS = 20
@@ -39,9 +39,10 @@ ROWS = 20
 class profile:
     """Context manager: profiles what runs in it.
 
-        with diglot.profile(trace="trace.json") as p:
+        with diglot.profile() as p:
             y = model(x)
         print(p)
+        p.save_trace("trace.json")
 
     It waits for the device before the first recorded event and after the last. First calls compile,
     load and allocate: leave them out with `warmup` and `step`, or with `profile_call`. Operators
@@ -51,27 +52,19 @@ class profile:
         warmup: the number of steps to leave out; each ends with a call of `step`.
         engine: "torch", PyTorch's profiler; "proton", Triton's; "nvtx", ranges for Nsight Systems.
             The latter two need a GPU.
-        trace: Chrome trace to write, a .json file (engine "torch").
-        tensorboard: folder to write a trace for TensorBoard into (engine "torch").
-        flame: flame graph to write, an .svg file (not engine "nvtx").
-        stacks: text file to write with the same times, a line per stack (not engine "nvtx").
         modules: whether every call of a `torch.nn.Module` has a scope with its name, such as
             "encoder.layer.0.attention". A scope takes some microseconds on the host.
         frames: whether to record Python's frames (engine "torch"). That costs host time, and some
             kilobytes of memory per function call. By default yes, unless Triton interprets
             kernels, with very many calls.
-        rows: the number of rows of the tables that `str` gives.
-        by_shape: whether tables have a row per shape of inputs (engine "torch").
-        force: whether to overwrite files.
 
     Raises:
-        ValueError: the engine is unknown, needs a GPU that is missing, or lacks such an output. Or
-            a file exists or cannot be written. Or there were fewer than `warmup` + 1 steps.
+        ValueError: the engine is unknown, or needs a GPU that is missing. Or there were fewer than
+            `warmup` + 1 steps.
         RuntimeError: another profiler of this process is running.
 
     Attributes:
         notes: remarks on the recording, in sentences.
-        written: the outputs that were written.
     """
 
     def __init__(
@@ -79,46 +72,20 @@ class profile:
         *,
         warmup: int = 0,
         engine: str = "torch",
-        trace: str | Path | None = None,
-        tensorboard: str | Path | None = None,
-        flame: str | Path | None = None,
-        stacks: str | Path | None = None,
         modules: bool = True,
         frames: bool | None = None,
-        rows: int = ROWS,
-        by_shape: bool = False,
-        force: bool = False,
     ) -> None:
         if engine not in ENGINES:
             raise unknown_name("engine", engine, ENGINES)
-        if warmup < 0 or rows < 1:
-            raise ValueError("warmup must be at least 0, and rows at least 1")
-        if by_shape and engine not in HAVE_TRACE:
-            raise ValueError(f"by_shape: engine {engine!r} has no shapes; {HAVE_TRACE[0]} has")
-        self._engine_name, self._force = engine, force
-        self._rows, self._by_shape = rows, by_shape
-        self._modules = modules
-        self._outputs: dict[str, Path] = {}
-        for name, path, engines in (
-            ("trace", trace, HAVE_TRACE),
-            ("tensorboard", tensorboard, HAVE_TRACE),
-            ("flame", flame, HAVE_STACKS),
-            ("stacks", stacks, HAVE_STACKS),
-        ):
-            if path is None:
-                continue
-            if engine not in engines:
-                raise ValueError(f"{name}: engine {engine!r} has none; {' or '.join(engines)} has")
-            if name == "tensorboard":
-                check_folder(path, force=True)  # other files are left alone
-            else:
-                check_writable(path, force)
-            self._outputs[name] = Path(path)
+        if engine != "torch" and not torch.cuda.is_available():
+            raise ValueError(f"engine {engine!r} needs a GPU, and PyTorch finds none")
+        if warmup < 0:
+            raise ValueError("warmup must be at least 0")
+        self._engine_name, self._modules = engine, modules
         self._frames = not _triton_interprets() if frames is None else frames
         self._warmup, self._steps = warmup, 0
         self._recording = self._done = False
         self.notes: list[str] = []
-        self.written: list[Path] = []
         self._folder = tempfile.mkdtemp(prefix="diglot-profile-")
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._engine: Engine | None = None
@@ -184,7 +151,6 @@ class profile:
         if was_recording:
             self._done = True
             self.notes += self._told()
-            self._save(error is not None)
         elif error is None:
             raise ValueError(
                 f"nothing was recorded: of {self._warmup} steps of warm-up {self._steps} ended "
@@ -208,22 +174,9 @@ class profile:
         no_gpu = measure.why_not()
         if no_gpu is not None:
             notes.append(f"times are not a GPU's: {no_gpu}")
-        if self._engine_name in HAVE_TRACE and not self._frames:
+        if isinstance(self._engine, TorchEngine) and not self._frames:
             notes.append("Python's frames were not recorded")
         return notes
-
-    def _save(self, only_tell: bool) -> None:
-        """Writes every output that can be written, and then says what kept another from it."""
-        failures = []
-        for name, path in self._outputs.items():
-            try:
-                getattr(self, f"save_{name}")(path, self._force)
-                self.written.append(path)
-            except ValueError as error:
-                failures.append(error)
-        self.notes += [str(error) for error in failures]
-        if failures and not only_tell:
-            raise failures[0]
 
     # --- results ---------------------------------------------------------------------------------
 
@@ -239,8 +192,7 @@ class profile:
         return engine
 
     def __str__(self) -> str:
-        lines = self._finished().lines(self._rows, self._by_shape)
-        return "\n".join([*lines, "", *self.notes])
+        return "\n".join([*self._finished().lines(ROWS), "", *self.notes])
 
     @property
     def profiler(self) -> Any:

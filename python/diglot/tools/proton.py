@@ -1,14 +1,12 @@
-"""Triton's profiler, Proton: starts and ends it around a profile, and reads its tree of times.
+"""The tree of times that Triton's profiler, Proton, writes.
 
-Proton has no context manager: `triton.profiler.profile` is a decorator. What it writes, a tree in
-JSON in the form of the package hatchet, is read here without that package.
+It is JSON in the form of the package hatchet, and is read here without that package.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,35 +97,3 @@ def _told(node: Node, whole_us: float) -> str:
     share = f"{100 * node.us / (whole_us or 1.0):.1f} %"
     said = [f"{duration(node.us / 1e6)}, {share}", f"{node.count} kernels", *given]
     return f"{node.name}: {', '.join(said)}"
-
-
-class Session:
-    """A run of Proton, from now on, which writes `<stem>.hatchet`.
-
-    Raises:
-        RuntimeError: Proton cannot start, as where another profiler of this process holds CUPTI.
-    """
-
-    def __init__(self, stem: Path) -> None:
-        from triton import profiler
-
-        self._finalize = profiler.finalize
-        self._path = stem.with_name(f"{stem.name}.hatchet")
-        try:
-            profiler.start(str(stem), hook="triton")
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"Proton cannot start ({error}); one process has one profiler at a time"
-            ) from error
-
-    def finish(self) -> Node:
-        """Ends it; the tree."""
-        self._finalize()
-        return Node.read(self._path)
-
-
-def scope(name: str, metrics: dict[str, float] | None) -> AbstractContextManager[Any]:
-    """A node of the tree around launches in its scope; nothing where there is no session."""
-    from triton import profiler
-
-    return profiler.scope(name, metrics)

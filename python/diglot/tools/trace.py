@@ -37,15 +37,12 @@ ON_CPU = 0  # "Device Type" of memory
 
 NO_OPERATOR = "(no operator)"
 BACKWARD = "autograd::engine::evaluate_function: "
-# Frames of the profiler itself; those that start a script; and the callers of the profiled code,
-# above which nothing is shown.
+# Frames of the profiler itself; and the callers of the profiled code, above which nothing is shown.
 _PROFILER = re.compile(
     r"(^|/)(torch/profiler/|torch/autograd/profiler\.py|diglot/tools/profiling\.py)"
     r"|^<built-in method _disable_profiler "
 )
-_STARTER = re.compile(r"(^|/)(diglot/tools/profiled_script|runpy)\.py|^<frozen runpy>")
-_CALLER = re.compile(rf"{_STARTER.pattern}|(^|/)diglot/tools/profiling\.py\(\d+\): profile_call")
-_EXECUTE = "<built-in function exec>"
+_CALLER = re.compile(r"(^|/)diglot/tools/profiling\.py\(\d+\): profile_call")
 _HELPERS = {f"aten::{name}" for name in ("_to_copy", "clone", "copy_", "fill_", "zero_")}
 _ALLOCATES = ("aten::empty", "aten::new_empty", "aten::resize_")
 
@@ -316,11 +313,6 @@ def _with_frame(
     """The stack of a span, given that around it; None for the profiler's own."""
     if _CALLER.search(span.name):
         return ()
-    if span.parent is not None and _STARTER.search(span.parent.name):
-        if span.name == _EXECUTE:
-            return ()
-        if not span.name.endswith(": <module>"):
-            return None  # comes before the script
     if outer is None or (span.kind == "frame" and _PROFILER.search(span.name)):
         return None
     if span.kind == "call" and on_device:

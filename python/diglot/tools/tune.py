@@ -43,13 +43,11 @@ class Tuned:
 
     Attributes:
         times_us: medians by the plan's name; "" is the planner's own choice.
-        variants: what `last_run()` calls each plan.
         skipped: why plans have no time, by name.
     """
 
     problem: Problem
     times_us: dict[str, float] = field(default_factory=dict)
-    variants: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -57,11 +55,6 @@ class Tuned:
         """The name of the plan that is taken from now on."""
         timings = {name: store.Timing(us, 0) for name, us in self.times_us.items()}
         return Entry(self.problem, timings).best
-
-    @property
-    def gain(self) -> float:
-        """The time of the planner's own choice over that of the best plan."""
-        return self.times_us[""] / self.times_us[self.best]
 
 
 def tune(
@@ -272,7 +265,6 @@ def _measure(
                 elif candidate.plan.order == own[0] and not all(map(_equal, outputs, own[1])):
                     raise ValueError("its results differ, though it sums in the same order")
                 graphs[key] = graph
-                tuned.variants[key] = candidate.plan.variant
             except torch.AcceleratorError:  # after which nothing runs
                 raise
             except Exception as error:  # Triton's OutOfResources among them

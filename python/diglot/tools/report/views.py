@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from diglot.bench import marks, plots, ranking, standing, summary
 from diglot.bench.harness import COLD, RANKED, Row
 from diglot.bench.lines import RULE
-from diglot.bench.regressions import NOISE
 from diglot.bench.reports import incomplete, label
 from diglot.bench.result_files import File, Results
 from diglot.tools import ceilings
@@ -153,9 +152,8 @@ def _ranking(
         ),
         RULE: Table(_columns(ranking.LINES_HEADER), lines),
     }
-    about = (
-        f"Ways that differ by no more than noise share a place: {NOISE:.0%}, or bands that overlap."
-    )
+    noise = f"{ranking.NOISE:.0%}, or bands that overlap"
+    about = f"Ways that differ by no more than noise share a place: {noise}."
     return Section("Ranking", [about] if timed else [], (), tables, stale, is_open=True)
 
 
