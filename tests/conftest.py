@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib.util
 import json
 import os
@@ -17,6 +18,8 @@ import torch
 from hypothesis import settings
 
 from bench.evidence import RESULTS, commit, gpu_short_name, source_hash, versions
+
+gc.disable()  # until all tests are collected: little of what that makes is garbage
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 if WORKER is not None:
@@ -127,6 +130,11 @@ def outcome_file() -> Path:
 def is_of_these_sources(path: Path) -> bool:
     """Whether a recorded outcome is of the sources as they are."""
     return path.exists() and json.loads(path.read_text())["sources"] == source_hash()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # collections of garbage no longer look at what lasts
+    gc.enable()
 
 
 class _Record:
