@@ -32,6 +32,8 @@ if WORKER is not None:
         first = int(WORKER[2:])
         pair = [gpus[(first + i) % len(gpus)] for i in range(2)]
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(pair)
+    # Processes that tests start have a core as well. More threads than that wait by spinning.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     # Before anything imports diglot or defines a Triton kernel: both look once.
