@@ -12,7 +12,7 @@ from backends import (
     DEVICE,
     FLOATING,
     KERNELS,
-    SLOW_BACKENDS,
+    by_turns,
     examples,
     launched,
     mostly_slow,
@@ -581,8 +581,7 @@ def test_fused_is_the_composition(backend, op, dtype):
         torch.testing.assert_close(out, plain(backend)[0], rtol=rounding, atol=1e-6)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", SLOW_BACKENDS)
+@pytest.mark.parametrize(("backend", "op"), by_turns((op,) for op in OPS))
 def test_operator(backend, op):
     ops, norm = torch.ops.diglot, Norm.draw(op, (3, 2, 5), dims=2).require_grad()
     arguments = (*norm.arrays, *norm.parameters, 2, 1e-5, backend)
@@ -678,9 +677,9 @@ def test_transforms(backend, op):
 
 
 @pytest.mark.parametrize(
-    ("op", "dynamic"), [("layer_norm", False), ("rms_norm", True), ("add_layer_norm", True)]
+    ("backend", "op", "dynamic"),
+    by_turns([("layer_norm", False), ("rms_norm", True), ("add_layer_norm", True)]),
 )
-@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_compiled(backend, op, dynamic):
     torch._dynamo.reset()
 

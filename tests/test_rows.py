@@ -14,7 +14,7 @@ from backends import (
     DEVICE,
     FLOATING,
     KERNELS,
-    SLOW_BACKENDS,
+    by_turns,
     examples,
     launched,
     mostly_slow,
@@ -516,8 +516,7 @@ def test_rows_do_not_know_of_each_other(backend, op):
             torch.testing.assert_close(alone[0], whole[row], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", SLOW_BACKENDS)
+@pytest.mark.parametrize(("backend", "op"), by_turns((op,) for op in OPS))
 def test_operator(backend, op):
     """`opcheck` takes the gradient of |sum of the output|: if rows sum to one, the backward pass is
     of sum 0, and its sign is chance.
@@ -531,8 +530,7 @@ def test_operator(backend, op):
     torch.library.opcheck(getattr(ops, f"{op}_backward").default, arguments)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", SLOW_BACKENDS)
+@pytest.mark.parametrize(("backend", "op"), by_turns((op,) for op in OPS))
 def test_gradcheck(backend, op):
     x = torch.randn(2, 3, 2, device=DEVICE, dtype=torch.float64, requires_grad=True)
     for dim in (1, 2):
@@ -587,9 +585,9 @@ def test_transforms(backend, op):
     torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", SLOW_BACKENDS)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "op", "dynamic"), by_turns([(OPS[i], i != j) for i in (0, 1) for j in (0, 1)])
+)
 def test_compiled(backend, op, dynamic):
     torch._dynamo.reset()
 
