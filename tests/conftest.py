@@ -134,7 +134,8 @@ def is_of_these_sources(path: Path) -> bool:
     return path.exists() and json.loads(path.read_text())["sources"] == source_hash()
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     gc.freeze()  # collections of garbage no longer look at what lasts
     gc.enable()
 

@@ -203,7 +203,7 @@ Clock Order::join(const Clock& a, const Clock& b) {
     if (b.own_ < 0 || a.group_ != b.group_) {
       return interpreter::join(known, a.group_, b.whole(y), b.group_);
     }
-    // The own epoch comes last: until then, what is joined is shared by many threads.
+    // The own epoch comes last: until then, many threads share the same counts.
     Known joined = interpreter::join(known, a.group_, y.known, b.group_);
     joined.home = with(joined.home, b.own_, y.own);
     return joined;
