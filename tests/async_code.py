@@ -119,8 +119,9 @@ def cycles(follow: list[list[int]]) -> Iterator[set[int]]:
                 if walk:
                     low[walk[-1][0]] = min(low[walk[-1][0]], low[node])
                 if low[node] == index[node]:
-                    found = set(open_ones[open_ones.index(node) :])
-                    del open_ones[-len(found) :]
+                    found = {open_ones.pop()}
+                    while node not in found:
+                        found.add(open_ones.pop())
                     is_open -= found
                     if len(found) > 1:
                         yield found

@@ -83,6 +83,21 @@ SLOW_TRITON = pytest.param("triton", marks=slow_interpreted)
 SLOW_BACKENDS = [CUDA, SLOW_TRITON, "torch"]
 
 
+def by_turns(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """A backend and a case. Interpreted, `make test` has CUDA C++ and PyTorch by turns.
+
+    For tests of an op as PyTorch sees it: see SLOW_BACKENDS.
+    """
+    found = []
+    for i, case in enumerate(cases):
+        turn = ("cuda", "torch")[i % 2]
+        for backend in ("cuda", "triton", "torch"):
+            marks = [*(NEEDS_CUDA if backend == "cuda" else [])]
+            marks += slow_interpreted if backend != turn else []
+            found.append(pytest.param(backend, *case, marks=marks))
+    return found
+
+
 def mostly_slow(cases: Iterable[tuple[Any, ...]], *kept: tuple[Any, ...]) -> list[Any]:
     """Cases; `make test` has only the kept ones, with each value of each parameter once."""
     return [pytest.param(*case, marks=[] if case in kept else pytest.mark.slow) for case in cases]

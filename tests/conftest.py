@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib.util
 import json
 import os
@@ -18,6 +19,8 @@ from hypothesis import settings
 
 from bench.evidence import RESULTS, commit, gpu_short_name, source_hash, versions
 
+gc.disable()  # until all tests are collected: little of what that makes is garbage
+
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 if WORKER is not None:
     # Workers share out the GPUs of a machine, or of CUDA_VISIBLE_DEVICES. Each sees two, since some
@@ -29,6 +32,8 @@ if WORKER is not None:
         first = int(WORKER[2:])
         pair = [gpus[(first + i) % len(gpus)] for i in range(2)]
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(pair)
+    # Processes that tests start have a core as well. More threads than that wait by spinning.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     # Before anything imports diglot or defines a Triton kernel: both look once.
@@ -127,6 +132,12 @@ def outcome_file() -> Path:
 def is_of_these_sources(path: Path) -> bool:
     """Whether a recorded outcome is of the sources as they are."""
     return path.exists() and json.loads(path.read_text())["sources"] == source_hash()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.freeze()  # collections of garbage no longer look at what lasts
+    gc.enable()
 
 
 class _Record:

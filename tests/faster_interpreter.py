@@ -108,6 +108,54 @@ def broadcast_what_differs() -> None:
     semantic.broadcast_impl_value = broadcast_others
 
 
+def call_at_once() -> None:
+    """Each call of a builtin goes through two functions, which look for the semantic and set it."""
+
+    def wrapper_code(of: Any) -> Any:
+        return getattr(of, "__code__", None)
+
+    wrapped = wrapper_code(tl.core.builtin(lambda: None))
+
+    def patch(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        inner = member.__wrapped__ if wrapper_code(member) is wrapped else member
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            named["_semantic"] = interpreter.interpreter_semantic
+            return inner(*arguments, **named)
+
+        scope.set_attr(obj, name, call)
+
+    interpreter._patch_attr = patch
+
+
+def check_types_that_differ() -> None:
+    """Of two operands of one type nothing is converted, nor is a tensor beside a small number."""
+    semantic = type(interpreter.interpreter_semantic)
+    check, equal = semantic.binary_op_type_checking_impl, tl.dtype.__eq__
+    integers, floats = {"int32", "int64"}, {"fp32", "fp64"}
+    plain = integers | floats
+
+    def is_kept(number: Any, name: str) -> bool:
+        if type(number) is int:
+            return name in floats or (name in integers and -(2**31) <= number < 2**31)
+        return type(number) is float and name in floats
+
+    def check_others(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> tuple[Any, Any]:
+        if type(lhs) is tl.tensor:
+            name = lhs.dtype.name
+            if type(rhs) is tl.tensor:
+                if name == rhs.dtype.name and name in plain:
+                    return self.broadcast_impl_value(lhs, rhs)
+            elif is_kept(rhs, name):
+                return self.broadcast_impl_value(lhs, self.scalar_constant(rhs, dtype=lhs.dtype))
+        elif type(rhs) is tl.tensor and is_kept(lhs, rhs.dtype.name):
+            return self.broadcast_impl_value(self.scalar_constant(lhs, dtype=rhs.dtype), rhs)
+        return check(self, lhs, rhs, *flags, **named)
+
+    semantic.binary_op_type_checking_impl = check_others
+    tl.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
+
+
 def combine_halves() -> None:
     """Where `tl.reduce` has a function of its own, it calls that once for every element."""
 
@@ -144,4 +192,6 @@ def make_faster() -> None:
     remember_shapes()
     unwrap_at_once()
     broadcast_what_differs()
+    call_at_once()
+    check_types_that_differ()
     combine_halves()

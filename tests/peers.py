@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed
 
@@ -24,6 +25,8 @@ from diglot.distributed.layout import REPORT_WORDS, Layout, prepare
 from diglot.distributed.operators import as_integers
 
 SECOND = 1_000_000_000
+# Numbers of ranks. Three and four run the same code: `make test` has three, with uneven parts.
+COUNTS = [1, 2, 3, pytest.param(4, marks=pytest.mark.slow), 8]
 
 
 class Ranks:

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from backends import DEVICE, KERNELS
-from peers import SECOND, Ranks, at_once
+from peers import COUNTS, SECOND, Ranks, at_once
 from test_reduce_scatter import placed
 
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="test_distributed_on_gpu.py has GPUs")
@@ -57,7 +57,7 @@ def gather_cases(ranks: Ranks, backend: str, rank: int) -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_rank_gets_all_tensors(backend, count):
     results = at_once(backend, Ranks(count, symmetric=8192), gather_cases)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from backends import DEVICE, KERNELS
-from peers import SECOND, Ranks, at_once, read_late
+from peers import COUNTS, SECOND, Ranks, at_once, read_late
 
 from diglot.distributed.layout import EPOCH_WORD, FAULT_WORD
 from diglot.reference.distributed.all_reduce import all_reduce_oracle
@@ -80,7 +80,7 @@ def reduce_cases(ranks: Ranks, backend: str, rank: int) -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_rank_gets_the_bits_of_the_oracle(backend, count):
     results = at_once(backend, Ranks(count, symmetric=1 << 15), reduce_cases)

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from backends import DEVICE, KERNELS
-from peers import SECOND, Ranks, at_once, read_late
+from peers import COUNTS, SECOND, Ranks, at_once, read_late
 from test_all_reduce import ORDERED, same_bits
 from test_reduce_scatter import placed
 
@@ -56,7 +56,7 @@ def norm_cases(ranks: Ranks, backend: str, rank: int) -> list[tuple[torch.Tensor
     return results
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_rank_gets_the_oracle(backend, count):
     """The new residual to the bit, and the norm within a rounding."""

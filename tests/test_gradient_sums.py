@@ -29,7 +29,7 @@ def test_sum_of_gradients(backend, shape, dtype):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_long_sums(backend):
     """Sums long enough to be split, over dimensions before, after and around the kept ones."""
-    rows = 600
+    rows = 280 if DEVICE == "cpu" else 600
     grad = torch.rand(rows, 3, 130, device=DEVICE)
     split = [(3, 130), (1, 3, 1), ()]
     for shape in [(3, 130), (rows, 1, 1), (1, 3, 1), (rows, 1, 130), ()]:

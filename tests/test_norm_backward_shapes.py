@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
 import torch
-from backends import CUDA, DEVICE, FLOATING, KERNELS, needs_cuda, needs_extension
+from backends import CUDA, DEVICE, FLOATING, KERNELS, mostly_slow, needs_cuda, needs_extension
 from norms import OPS, Norm
 
 import diglot
@@ -110,10 +111,26 @@ def test_blocks_of_the_grid_share_few_long_rows():
             assert not planned("layer_norm", x).variant.startswith("a row across the grid")
 
 
+ONE_GROUP = list(
+    itertools.product(
+        ["layer_norm", "rms_norm"], [64, 768, 77, 1001], ["both", "float32 both", "bias"]
+    )
+)
+# `make test` has each length with both ops, and each op with all parameters.
+FEW_OF_ONE_GROUP = [
+    ("layer_norm", 64, "bias"),
+    ("rms_norm", 64, "both"),
+    ("layer_norm", 768, "both"),
+    ("rms_norm", 768, "float32 both"),
+    ("layer_norm", 77, "float32 both"),
+    ("rms_norm", 77, "bias"),
+    ("layer_norm", 1001, "both"),
+    ("rms_norm", 1001, "float32 both"),
+]
+
+
 @pytest.mark.parametrize("backend", [CUDA])
-@pytest.mark.parametrize("parameters", ["both", "float32 both", "bias"])
-@pytest.mark.parametrize("n", [64, 768, 77, 1001])
-@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize(("op", "n", "parameters"), mostly_slow(ONE_GROUP, *FEW_OF_ONE_GROUP))
 def test_every_shape_of_one_group(backend, op, n, parameters):
     """Teams of a block, of a cluster and of the grid, one after the other."""
     norm, variants = Norm.draw(op, (5, n), torch.bfloat16, parameters), set()

@@ -12,7 +12,7 @@ from backends import (
     DEVICE,
     FLOATING,
     KERNELS,
-    SLOW_BACKENDS,
+    by_turns,
     examples,
     launched,
     mostly_slow,
@@ -70,11 +70,19 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("op", ["layer_norm", "add_rms_norm"])
+# Long rows take seconds: `make test` has them of one op. test_rows_read_twice has the longest.
+UP_TO = [("layer_norm", 5000), ("add_rms_norm", 41_000)]
+
+
+@pytest.mark.parametrize(
+    ("op", "longest"), mostly_slow([*UP_TO, *((op, 10**6) for op, _ in UP_TO)], *UP_TO)
+)
 @pytest.mark.parametrize("backend", KERNELS)
-def test_variants(backend, op):
+def test_variants(backend, op, longest):
     """By the length of a row; each is right, and named."""
     for n, wanted in VARIANTS[backend].items():
+        if n > longest:
+            continue
         runs = Norm.draw(op, (2, n)).check(backend)
         for run, variant in zip(runs, wanted, strict=True):
             assert run.variant.startswith(variant), (n, run)
@@ -140,19 +148,50 @@ def test_few_rows_are_planned_otherwise(op, n, few, many):
     ids=str,
 )
 def test_rows_read_twice(op, dtype, n, accesses):
-    """By clusters; the longest have not all of their sums in shared memory. Of weights that are not
-    aligned an element is accessed at a time."""
+    """By clusters; the longest have not all of their sums in shared memory."""
     n *= 2 if DEVICE == "cuda" else 1  # clusters of sixteen blocks, interpreted of eight
-    norm = Norm.draw(op, (3, n), dtype)
     with use_tunables({"norm_backward.cuda.one_group_rows": 0}):
-        assert norm.check("cuda")[-1].variant == f"a row read twice{accesses}"
-        if accesses and n < 200_000:
-            memory = torch.randn(n + 1, device=DEVICE).to(dtype)
-            norm.parameters[0] = memory[1:]
-            assert norm.check("cuda")[-1].variant == "a row read twice"
-        if not accesses:
-            for parameters in ("none", "bias", "float32 weight"):
-                Norm.draw(op, (3, n), dtype, parameters).check("cuda")
+        run = Norm.draw(op, (3, n), dtype).check("cuda")[-1]
+    assert run.variant == f"a row read twice{accesses}"
+
+
+READ_TWICE = {
+    "norm_backward.cuda.longest_held": 0,
+    "norm_backward.triton.longest_alone": 0,
+    "norm_backward.triton.longest_shared": 0,
+    "norm_backward.*.groups": 2,
+    "norm_backward.*.one_group_rows": 0,
+}
+MISALIGNED = "a weight that is not aligned"
+SHORT_TWICE = [  # rows that fit, but are read twice all the same
+    *(("layer_norm", torch.float32, 8203, of) for of in ("none", "bias", "float32 weight")),
+    ("add_layer_norm", torch.float32, 8204, MISALIGNED),
+]
+LONG_TWICE = [
+    *(("layer_norm", torch.float32, 100_001, of) for of in ("none", "bias", "float32 weight")),
+    *(("rms_norm", torch.bfloat16, 150_001, of) for of in ("none", "float32 weight")),
+    ("add_layer_norm", torch.float32, 114_692, MISALIGNED),
+    ("add_rms_norm", torch.float32, 114_692, MISALIGNED),
+    ("rms_norm", torch.float64, 32_770, MISALIGNED),
+]
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("op", "dtype", "n", "parameters"),
+    mostly_slow([*SHORT_TWICE, *LONG_TWICE], *SHORT_TWICE),
+    ids=str,
+)
+def test_parameters_of_rows_read_twice(op, dtype, n, parameters):
+    """Of weights that are not aligned an element is accessed at a time."""
+    is_short = n < 9000
+    n *= 2 if DEVICE == "cuda" and not is_short else 1
+    norm = Norm.draw(op, (3, n), dtype, "both" if parameters == MISALIGNED else parameters)
+    if parameters == MISALIGNED:
+        norm.parameters[0] = torch.randn(n + 1, device=DEVICE).to(dtype)[1:]
+    held = {**READ_TWICE, "norm_backward.cuda.streaming_blocks": 1} if is_short else {}
+    with use_tunables({"norm_backward.cuda.one_group_rows": 0, **held}):
+        assert norm.check("cuda")[-1].variant == "a row read twice"
 
 
 @pytest.mark.gpu
@@ -301,8 +340,11 @@ def test_special_values(backend, op, special):
                 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("op", OPS)
+WRITTEN = list(itertools.product(OPS, [torch.float32, torch.bfloat16, torch.float64]))
+MOST_WRITTEN = [case for i, case in enumerate(WRITTEN) if (i // 3 + i) % 3 != 2]  # two types each
+
+
+@pytest.mark.parametrize(("op", "dtype"), mostly_slow(WRITTEN, *MOST_WRITTEN), ids=str)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_element_is_written_and_no_other(backend, op, dtype):
     """Rows whose beginnings are aligned or not, with guards around all that is written."""
@@ -387,15 +429,6 @@ def test_short_rows_read_twice(backend, op, dtype):
             run = Norm.draw(op, (rows, n), dtype).check(backend)[-1]
         assert run.variant.startswith("a row read twice"), run
         assert ("16-byte accesses" in run.variant) == (n % 8 == 0), run
-
-
-READ_TWICE = {
-    "norm_backward.cuda.longest_held": 0,
-    "norm_backward.triton.longest_alone": 0,
-    "norm_backward.triton.longest_shared": 0,
-    "norm_backward.*.groups": 2,
-    "norm_backward.*.one_group_rows": 0,
-}
 
 
 def bytes_of_sums(backend: str, op: str, rows: int, n: int) -> int:
@@ -548,8 +581,7 @@ def test_fused_is_the_composition(backend, op, dtype):
         torch.testing.assert_close(out, plain(backend)[0], rtol=rounding, atol=1e-6)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", SLOW_BACKENDS)
+@pytest.mark.parametrize(("backend", "op"), by_turns((op,) for op in OPS))
 def test_operator(backend, op):
     ops, norm = torch.ops.diglot, Norm.draw(op, (3, 2, 5), dims=2).require_grad()
     arguments = (*norm.arrays, *norm.parameters, 2, 1e-5, backend)
@@ -645,9 +677,9 @@ def test_transforms(backend, op):
 
 
 @pytest.mark.parametrize(
-    ("op", "dynamic"), [("layer_norm", False), ("rms_norm", True), ("add_layer_norm", True)]
+    ("backend", "op", "dynamic"),
+    by_turns([("layer_norm", False), ("rms_norm", True), ("add_layer_norm", True)]),
 )
-@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_compiled(backend, op, dynamic):
     torch._dynamo.reset()
 

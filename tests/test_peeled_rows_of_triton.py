@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from apart import run_apart
-from backends import DEVICE, launched, sum_error
+from backends import DEVICE, launched, mostly_slow, sum_error
 from norms import OPS as NORMS
 from norms import Norm
 
@@ -82,11 +84,18 @@ def test_rows_of_odd_lengths(name, dtype, way):
             assert (memory == 77).all()
 
 
+OF_NORMS = list(itertools.product(NORMS, ["none", "both", "float32 both"]))
+# Each norm and each of the first two once or twice; a fused norm has the kernels of the other.
+FEW_OF_NORMS = [
+    ("layer_norm", "both"),
+    ("rms_norm", "both"),
+    ("add_layer_norm", "both"),
+    ("add_rms_norm", "none"),
+]
+
+
 @pytest.mark.parametrize("way", MOST_WAYS)
-@pytest.mark.parametrize(
-    "parameters", ["none", "both", pytest.param("float32 both", marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("op", NORMS)
+@pytest.mark.parametrize(("op", "parameters"), mostly_slow(OF_NORMS, *FEW_OF_NORMS))
 def test_norms_of_odd_lengths(op, parameters, way):
     """Copies of weight and bias begin where rows do, whatever their dtype."""
     parameters = parameters if "layer" in op else parameters.replace("both", "weight")
@@ -99,8 +108,10 @@ def test_norms_of_odd_lengths(op, parameters, way):
             assert runs[0].variant.endswith("edges apart"), runs
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("op", ["layer_norm", "add_rms_norm"])
+ODD = list(itertools.product(["layer_norm", "add_rms_norm"], [torch.float32, torch.bfloat16]))
+
+
+@pytest.mark.parametrize(("op", "dtype"), mostly_slow(ODD, ODD[1], ODD[2]), ids=str)
 def test_gradients_of_odd_rows(op, dtype):
     """All rows of a group begin alike: of as many groups as an access has elements, or of one row.
     Otherwise elements are accessed one by one.

@@ -6,10 +6,7 @@ read comments and docstrings, but no indented examples. CONTRIBUTING.md says the
 
 from __future__ import annotations
 
-import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,7 +36,11 @@ WORD = re.compile(r"(?:`[^`]*`|[^\s`])+")  # code is one word
 END = re.compile(r"[.!?][*_\")\]]*$")
 CPP = re.compile(r'R"(\w*)\([\s\S]*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//.*')
 DIRECTIVE = re.compile(r"#\s*(?:fmt:|type:|noqa)")
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# Python's strings and comments: to tokenize and to parse all files would take ten times as long.
+PYTHON = re.compile(
+    r'[rR]?"""(?:\\[\s\S]|[^\\])*?"""|"(?:\\.|[^"\\\n])*"|'
+    r"'''(?:\\[\s\S]|[^\\])*?'''|'(?:\\.|[^'\\\n])*'|#.*"
+)
 
 
 def paragraphs(text: str) -> Iterator[tuple[int, str]]:
@@ -97,17 +98,27 @@ def comments_of_python(text: str) -> str:
     """The comments and docstrings of Python; one behind code, or an argument, is an item."""
     source = text.splitlines()
     lines = [""] * len(source)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string):
-            mark = "- " if token.line[: token.start[1]].strip() else ""
-            lines[token.start[0] - 1] = mark + token.string.strip("# ")
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
-            docstring = node.body[0]
-            for number in range(docstring.lineno - 1, docstring.end_lineno):
-                line = source[number].strip()
-                indent = source[number].index(line) - docstring.col_offset
-                lines[number] = ("- " if indent == 4 else "") + line.strip('"')
+    number, end, code = (
+        0,
+        0,
+        ":",
+    )  # the last character of code; a docstring begins what a colon does
+    for match in PYTHON.finditer(text):
+        number += text.count("\n", end, match.start())
+        code = text[end : match.start()].rstrip()[-1:] or code
+        end = match.end()
+        indent = match.start() - text.rfind("\n", 0, match.start()) - 1
+        begins = not source[number][:indent].strip()
+        if match[0].startswith("#"):
+            if not DIRECTIVE.match(match[0]):
+                lines[number] = ("" if begins else "- ") + match[0].strip("# ")
+            continue
+        inner = match[0].count("\n")
+        if begins and code == ":" and match[0].endswith('"""'):
+            for i in range(number, number + inner + 1):
+                line = source[i].strip()
+                lines[i] = ("- " if source[i].index(line) - indent == 4 else "") + line.strip('"')
+        number, code = number + inner, match[0][-1]
     return "\n".join(lines)
 
 

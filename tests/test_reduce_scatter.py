@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from backends import DEVICE, KERNELS
-from peers import SECOND, Ranks, at_once
+from peers import COUNTS, SECOND, Ranks, at_once
 from test_all_reduce import ORDERED, inputs, same_bits
 
 from diglot.reference.distributed.all_reduce import all_reduce_oracle
@@ -55,7 +55,7 @@ def scatter_cases(ranks: Ranks, backend: str, rank: int) -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_rank_gets_its_part_of_the_oracle(backend, count):
     results = at_once(backend, Ranks(count, symmetric=1 << 15), scatter_cases)

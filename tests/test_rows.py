@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from backends import (
     DEVICE,
     FLOATING,
     KERNELS,
-    SLOW_BACKENDS,
+    by_turns,
     examples,
     launched,
     mostly_slow,
@@ -97,8 +98,23 @@ def assert_right_gradient(
     assert error.failing == 0, error
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("op", OPS)
+# `make test` has every variant of softmax, and of its logarithm those of rows and columns that no
+# thread, block or program has to itself.
+OF_LOGARITHM = [
+    "a few", "a block of odd rows", "a cluster, not whole", "odd columns",
+    "a cluster of odd columns", "tall odd columns",
+]  # fmt: skip
+VARIANTS = [(op, case) for op in OPS for case in CASES]
+
+
+@pytest.mark.parametrize(
+    ("op", "case"),
+    mostly_slow(
+        VARIANTS,
+        *(("softmax", case) for case in CASES),
+        *(("log_softmax", case) for case in OF_LOGARITHM),
+    ),
+)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_variant(backend, op, case):
     """In float32; the record of what ran names it."""
@@ -247,8 +263,11 @@ def test_scratch_is_asked_for_and_checked(backend, name):
     assert (out == 77).all()
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@pytest.mark.parametrize("op", OPS)
+OF_TYPES = list(itertools.product(OPS, FLOATING))
+ONE_OP_EACH = list(zip(itertools.cycle(OPS), FLOATING, strict=False))
+
+
+@pytest.mark.parametrize(("op", "dtype"), mostly_slow(OF_TYPES, *ONE_OP_EACH), ids=str)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_against_the_oracle(backend, op, dtype):
     """To which PyTorch's own are not held: on a CPU they add up in the input's type."""
@@ -276,8 +295,11 @@ def inputs_of(name: str, x: torch.Tensor, grad: torch.Tensor, dim: int) -> tuple
     return (grad, y, dim)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", LAUNCHERS)
+WRITTEN = list(itertools.product(LAUNCHERS, [torch.float32, torch.bfloat16, torch.float64]))
+MOST_WRITTEN = [case for i, case in enumerate(WRITTEN) if (i // 3 + i) % 3 != 2]  # two types each
+
+
+@pytest.mark.parametrize(("name", "dtype"), mostly_slow(WRITTEN, *MOST_WRITTEN), ids=str)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_element_is_written_and_no_other(backend, name, dtype):
     """Rows whose beginnings are aligned or not, in outputs with guards around them."""
@@ -494,8 +516,7 @@ def test_rows_do_not_know_of_each_other(backend, op):
             torch.testing.assert_close(alone[0], whole[row], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", SLOW_BACKENDS)
+@pytest.mark.parametrize(("backend", "op"), by_turns((op,) for op in OPS))
 def test_operator(backend, op):
     """`opcheck` takes the gradient of |sum of the output|: if rows sum to one, the backward pass is
     of sum 0, and its sign is chance.
@@ -509,8 +530,7 @@ def test_operator(backend, op):
     torch.library.opcheck(getattr(ops, f"{op}_backward").default, arguments)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", SLOW_BACKENDS)
+@pytest.mark.parametrize(("backend", "op"), by_turns((op,) for op in OPS))
 def test_gradcheck(backend, op):
     x = torch.randn(2, 3, 2, device=DEVICE, dtype=torch.float64, requires_grad=True)
     for dim in (1, 2):
@@ -565,9 +585,9 @@ def test_transforms(backend, op):
     torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", SLOW_BACKENDS)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "op", "dynamic"), by_turns([(OPS[i], i != j) for i in (0, 1) for j in (0, 1)])
+)
 def test_compiled(backend, op, dynamic):
     torch._dynamo.reset()
 

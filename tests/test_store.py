@@ -309,7 +309,7 @@ def _write_some(folder: str, first: int) -> None:
 
 
 def test_two_processes_write_at_once(folder):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_write_some, args=(str(folder), i)) for i in (100, 200)]
     for writer in writers:
         writer.start()

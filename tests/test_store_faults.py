@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import backends
@@ -51,9 +52,9 @@ def as_h200(monkeypatch):
     monkeypatch.setattr(choosing, "_choose", lambda problem, gpu: real(problem, gpu or "h200"))
 
 
-def write(folder: Path, us: float = 1.0) -> None:
+def write(folder: Path, us: float = 1.0, problem: Problem = PROBLEM) -> None:
     with store.updating("softmax", folder / "softmax" / "h200.json") as kept:
-        kept.add(PROBLEM, {"": 2.0, PLAN: us}, {})
+        kept.add(problem, {"": 2.0, PLAN: us}, {})
 
 
 def source_of(device: Device = H200) -> tuple[str, int]:
@@ -142,7 +143,7 @@ def test_shapes_of_none_and_of_one(folder, as_h200, shape, backend):
 @pytest.mark.skipif(not INTERPRET, reason="here the planner alone can refuse a plan")
 def test_a_plan_that_does_not_fit(folder, as_h200, monkeypatch):
     """Its kernel cannot be launched: one warning, and the planner's own plan."""
-    x, real, asked = torch.randn(64, 32768), launch._prepare, []
+    x, real, asked = torch.randn(1, 512), launch._prepare, []
 
     def prepare(*arguments):
         asked.append(choosing._thread.has_own_numbers)
@@ -154,7 +155,7 @@ def test_a_plan_that_does_not_fit(folder, as_h200, monkeypatch):
     with use_plans("model"):
         diglot.softmax(x, -1, backend="triton")
         own = diglot.last_run()
-    write(folder)
+    write(folder, problem=replace(PROBLEM, shape=(1, 512)))
     forget_stores()
     monkeypatch.setattr(launch, "_prepare", prepare)
     with pytest.warns(UserWarning, match="does not fit: out of resource") as caught:

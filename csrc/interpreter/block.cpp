@@ -86,6 +86,7 @@ void Block::begin_thread() {
 void Block::resume(Thread& thread) {
   if (thread.state == State::kNew) {
     thread.stack = take_stack();
+    thread.stack_begin = thread.stack->begin();
     thread.context = make_context(*thread.stack, &Block::begin_thread);
     thread.state = State::kReady;
   }

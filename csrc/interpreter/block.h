@@ -60,6 +60,7 @@ struct Thread {
   State state = State::kNew;
   Context context;
   std::unique_ptr<Stack> stack;
+  const char* stack_begin = nullptr;  // here too, since every access of the thread looks for it
   const char* waits_in = "";
   Site site;
   int looks = 0;                  // at memory that others may change, since its own last change

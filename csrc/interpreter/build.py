@@ -70,6 +70,7 @@ def build(
     flags: Sequence[str] = (),
     link_flags: Sequence[str] = (),
     sanitized: bool = False,
+    runtime: Path | None = None,
 ) -> None:
     """Builds a shared library from kernels, the interpreter, and other sources.
 
@@ -82,6 +83,8 @@ def build(
         link_flags: for the linker.
         sanitized: with AddressSanitizer and UndefinedBehaviorSanitizer in everything, instead of
             the interpreter's own checks of a kernel's accesses. Their library must be preloaded.
+        runtime: the interpreter as another build has merged it, `runtime.o` in that one's folder.
+            By default it is compiled.
 
     Raises:
         RuntimeError: a compiler's messages.
@@ -137,13 +140,15 @@ def build(
 
     of_kernels = compile(kernels, "compile_kernel")
     of_sources = compile(path.resolve() for path in sources)
-    of_runtime = compile(HERE / f"{name}.cpp" for name in RUNTIME)
+    if runtime is None:
+        of_runtime = compile(HERE / f"{name}.cpp" for name in RUNTIME)
+        lines.append(f"build runtime.o: merge {of_runtime}")
     shared = f"{output.stem}.shared"  # libraries built in one folder share only the runtime
     lines += [
-        f"build runtime.o: merge {of_runtime}",
         f"build {shared}.s: define_shared {of_kernels} | {HERE / 'dynamic_shared.py'}",
         f"build {shared}.o: assemble {shared}.s",
-        f"build {output.resolve()}: link {of_kernels} {of_sources} runtime.o {shared}.o",
+        f"build {output.resolve()}: link {of_kernels} {of_sources} "
+        f"{runtime or 'runtime.o'} {shared}.o",
         "",
     ]
     (folder / "build.ninja").write_text("\n".join(lines))

@@ -38,7 +38,7 @@ std::string padding_is_read(const Range& range, const char* padding, const char*
 
 bool is_local(const Thread& thread, const void* address, std::size_t bytes) {
   const char* const begin = static_cast<const char*>(address);
-  return contains({thread.stack->begin(), thread.stack->end()}, begin, begin + bytes);
+  return contains({thread.stack_begin, thread.stack_begin + Stack::kBytes}, begin, begin + bytes);
 }
 
 // The fault of an access to memory that is no thread's own, or "". `note` tells the detector of

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#pragma GCC optimize("O3")  // at less it makes no vectors of loops over counts
+
 namespace diglot::interpreter {
 
 namespace {
@@ -23,17 +25,28 @@ Counts with(const Counts& counts, int component, std::uint32_t epoch) {
   return std::make_shared<const std::vector<std::uint32_t>>(std::move(result));
 }
 
-bool is_within(const std::vector<std::uint32_t>& small, const std::vector<std::uint32_t>& large) {
-  if (small.size() > large.size()) return false;
-  std::uint32_t exceeds = 0;
-  for (std::size_t i = 0; i < small.size(); ++i) exceeds |= small[i] > large[i];
-  return exceeds == 0;
+// Whether some count of `a` exceeds that of `b`, and the other way round.
+std::pair<bool, bool> exceed(const std::vector<std::uint32_t>& a,
+                             const std::vector<std::uint32_t>& b) {
+  constexpr std::size_t kChunk = 256;  // without a branch, so that the compiler makes vectors of it
+  const std::size_t both = std::min(a.size(), b.size());
+  std::uint32_t a_exceeds = a.size() > both, b_exceeds = b.size() > both;
+  for (std::size_t begin = 0; begin < both && !(a_exceeds && b_exceeds); begin += kChunk) {
+    const std::size_t end = std::min(begin + kChunk, both);
+    for (std::size_t i = begin; i < end; ++i) {
+      a_exceeds |= a[i] > b[i];
+      b_exceeds |= b[i] > a[i];
+    }
+  }
+  return {a_exceeds != 0, b_exceeds != 0};
 }
 
 Counts join(const Counts& a, const Counts& b) {
   if (a == b || b == nullptr) return a;
-  if (a == nullptr || is_within(*a, *b)) return b;
-  if (is_within(*b, *a)) return a;
+  if (a == nullptr) return b;
+  const auto [a_exceeds, b_exceeds] = exceed(*a, *b);
+  if (!b_exceeds) return a;
+  if (!a_exceeds) return b;
   const auto& [longer, shorter] = a->size() < b->size() ? std::pair(b, a) : std::pair(a, b);
   std::vector<std::uint32_t> result = *longer;
   for (std::size_t i = 0; i < shorter->size(); ++i) result[i] = std::max(result[i], (*shorter)[i]);
@@ -186,7 +199,14 @@ Clock Order::join(const Clock& a, const Clock& b) {
   Clock result;
   result.group_ = a.group_;
   const auto both = [&](const Clock::Part& x, const Clock::Part& y) {
-    return interpreter::join(a.whole(x), a.group_, b.whole(y), b.group_);
+    const Known known = a.whole(x);
+    if (b.own_ < 0 || a.group_ != b.group_) {
+      return interpreter::join(known, a.group_, b.whole(y), b.group_);
+    }
+    // The own epoch comes last: until then, many threads share the same counts.
+    Known joined = interpreter::join(known, a.group_, y.known, b.group_);
+    joined.home = with(joined.home, b.own_, y.own);
+    return joined;
   };
   result.seen_.known = both(a.seen_, b.seen_);
   for (int space = 0; space < kSpaces; ++space) {

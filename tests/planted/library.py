@@ -62,10 +62,18 @@ def options(
     return Options(blocks, threads, shared, cooperative, seed, races, patience_ms, seconds, cluster)
 
 
+def runtime_of_extension() -> Path | None:
+    """The interpreter as setup.py has compiled it, unless its sources are newer."""
+    folders = (ROOT / "csrc/interpreter", ROOT / "csrc/include")
+    newest = max(path.stat().st_mtime for folder in folders for path in folder.rglob("*.*"))
+    built = ROOT.glob("build/temp.*/interpreter/runtime.o")
+    return next((path for path in built if path.stat().st_mtime > newest), None)
+
+
 def build_interpreted(
     kernels: Path = KERNELS, library: Path | None = None, *, sanitized: bool = False
 ) -> Path:
-    """For the interpreter, which is compiled once for all tests and all their processes."""
+    """For the interpreter, which is compiled at most once for all tests and their processes."""
     where = ROOT / "csrc/interpreter/build.py"
     specification = importlib.util.spec_from_file_location("build", where)
     assert specification is not None and specification.loader is not None
@@ -76,7 +84,8 @@ def build_interpreted(
     library = library or folder / f"{kernels.stem}.so"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        builder.build(library, [kernels], folder, sanitized=sanitized)
+        runtime = None if sanitized else runtime_of_extension()
+        builder.build(library, [kernels], folder, sanitized=sanitized, runtime=runtime)
     return library
 
 

@@ -62,11 +62,13 @@ def hashes_of(op: str) -> dict[str, str]:
         return {}
 
 
+@functools.cache  # ops share most of their files
 def code_of_cuda(text: str) -> str:
     """A file of CUDA C++ without comments and empty lines."""
     return _filled(_COMMENT.sub(lambda found: found[1] or " ", text).splitlines())
 
 
+@functools.cache
 def code_of_python(text: str) -> str:
     """A file of Python without comments, docstrings and empty lines."""
     lines = text.splitlines()
@@ -128,11 +130,15 @@ def _headers(_: Path, text: str) -> Iterator[Path]:
         yield Path(diglot.get_include()) / name
 
 
+@functools.cache
+def _imports_from(text: str) -> list[ast.ImportFrom]:
+    """The statements of a file that import names from modules."""
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+
+
 def modules(path: Path, text: str) -> Iterator[Path]:
     """The modules of `triton_ops` that one imports, and those that it imports names from."""
-    for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.ImportFrom):
-            continue
+    for node in _imports_from(text):
         module = node.module or ""
         if node.level:
             place = path.parents[node.level - 1]
