@@ -40,8 +40,8 @@ def all_reduce(
         op: "sum", "avg", "max" or "min".
         group: the name of the group; kernels do not need it.
         protocol: "push", "pull" (staged), "in place" (all ranks' inputs lie at byte `source` of
-            their workspaces), "two shots" (staged), "two shots in place", or "direct shots" (all
-            ranks' outputs, too, lie at the same place).
+            their workspaces), "two shots" (staged), "two shots in place" or "direct shots". For the
+            last one all ranks' outputs, too, lie at the same place.
         packets, most_pushed: where push's slots begin, and the bytes of data that one holds.
         staging, most_staged: where the two buffers of a staged pull begin, and their bytes. Longer
             inputs take several launches. Two shots keep what they reduce there.

@@ -47,8 +47,8 @@ using namespace diglot;
 // addresses: all ranks' workspaces and the report.
 //
 // `protocol` is "push", "pull" (staged), "in place" (all ranks' inputs lie at the same place of
-// their workspaces), "two shots" (staged), "two shots in place", or "direct shots" (all ranks'
-// outputs, too, lie at the same place).
+// their workspaces), "two shots" (staged), "two shots in place" or "direct shots". For the last one
+// all ranks' outputs, too, lie at the same place.
 //
 // In a workspace, push's slots begin at byte `packets` and hold `most_pushed` bytes of data each.
 // The two buffers of a staged pull begin at `staging` and have `most_staged` bytes each. Two shots

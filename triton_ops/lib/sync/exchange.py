@@ -391,7 +391,7 @@ def take_parts(
     the other, except in a reduction, where `end` is n.
 
     The tiles are those of `copy_share`, and the arguments those of `take_tile`. A mask that is the
-    same for each vector takes few registers. So vectors go first, and then what is less than one.
+    same for each vector takes few registers. So vectors go first, and then single elements.
     """
     VECTOR: tl.constexpr = 128 // out.dtype.element_ty.primitive_bitwidth
     start = tl.program_id(0).to(tl.int64) * BLOCK
