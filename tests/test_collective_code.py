@@ -45,7 +45,7 @@ print("compiled", len(calls))
 @pytest.mark.skipif(DEVICE == "cuda", reason="it compiles ahead of time")
 @pytest.mark.ahead_of_time
 @pytest.mark.slow
-@sampled(7)
+@sampled(13)
 def test_triton_kernels_do_not_spill(architecture, step):
     done = run_apart(COMPILED, architecture, str(step))
     assert done.stdout == f"compiled {len(range(0, 60, step))}\n", done.stderr
