@@ -21,7 +21,7 @@ from diglot.reference.distributed.all_reduce import all_reduce_oracle
 
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="test_distributed_on_gpu.py has GPUs")
 
-IN_WORKSPACE = ["in place", "two shots in place"]
+IN_WORKSPACE = ["in place", "two shots in place", "direct shots"]
 EVERY_PROTOCOL = ["push", "pull", "two shots", *IN_WORKSPACE]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Elements, dtype, op, protocol, and elements before the tensor in its storage.
@@ -44,6 +44,10 @@ CASES = [
     (70, BF16, "min", "two shots in place", 0),
     (1777, FP32, "max", "two shots in place", 0),
     (9001, BF16, "sum", "two shots in place", 0),  # several launches
+    (1, FP32, "sum", "direct shots", 0),
+    (3, FP16, "sum", "direct shots", 0),
+    (1777, FP32, "avg", "direct shots", 0),
+    (9001, BF16, "max", "direct shots", 0),
 ]
 
 
@@ -83,11 +87,33 @@ def reduce_cases(ranks: Ranks, backend: str, rank: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_rank_gets_the_bits_of_the_oracle(backend, count):
-    results = at_once(backend, Ranks(count, symmetric=1 << 15), reduce_cases)
+    results = at_once(backend, Ranks(count, symmetric=1 << 16), reduce_cases)
     for case, (n, dtype, op, _, offset) in enumerate(CASES):
         expected = all_reduce_oracle(inputs(count, case, n, dtype, offset), op)
         for rank in range(count):
             assert same_bits(results[rank][case], expected), (rank, CASES[case])
+
+
+KEPT = [(n, protocol) for protocol in EVERY_PROTOCOL if protocol != "in place" for n in (5, 1003)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_the_output_may_be_the_input(backend, count):
+    def work(ranks, backend, rank):
+        results, room = [], ranks.layout.room
+        for case, (n, protocol) in enumerate(KEPT):
+            x = inputs(count, case, n, BF16)[rank]
+            if protocol in IN_WORKSPACE:
+                x = ranks.spaces[rank].view(torch.uint8)[room:].view(BF16)[:n].copy_(x)
+            options = {"source": room, "blocks": 2, "is_kept": True}
+            results.append(ranks.reduce(backend, rank, x, "sum", protocol, **options))
+        return results
+
+    for results in at_once(backend, Ranks(count, symmetric=4096), work):
+        for case, ((n, protocol), result) in enumerate(zip(KEPT, results, strict=True)):
+            expected = all_reduce_oracle(inputs(count, case, n, BF16), "sum")
+            assert same_bits(result, expected), (n, protocol)
 
 
 # Sums of three values that depend on the order: of 1, 1e8 and -1e8 in float32. No other order has
@@ -110,6 +136,7 @@ PROTOCOLS = [
     (900, "push"), (900, "push"), (900, "push"), (5, "push"), (2000, "in place"),
     (2000, "in place"), (2000, "pull"), (2000, "pull"), (1500, "pull"), (2000, "two shots"),
     (1900, "two shots"), (1801, "two shots in place"), (2000, "two shots in place"),
+    (1999, "direct shots"), (1500, "direct shots"),
 ]  # fmt: skip
 CALLS = 5 * len(PROTOCOLS)
 
@@ -118,7 +145,7 @@ def reduce_in_a_row(ranks: Ranks, backend: str, rank: int) -> int:
     """Calls without a pause between them, on ranks that are late by turns; how many are wrong.
 
     Each reads its input in place, and changes it as soon as its own call has ended. Others are
-    staged or pushed.
+    staged or pushed. Every other call overwrites its input.
     """
     count, wrong = ranks.layout.ranks, 0
     room = ranks.layout.room
@@ -130,8 +157,9 @@ def reduce_in_a_row(ranks: Ranks, backend: str, rank: int) -> int:
         if call % count == rank:
             time.sleep(0.003)
         out = ranks.reduce(
-            backend, rank, x, protocol=protocol, blocks=2, source=room, patience=5 * SECOND
-        )
+            backend, rank, x, protocol=protocol, blocks=2, source=room, patience=5 * SECOND,
+            is_kept=call % 2 == 1 and protocol != "in place",
+        )  # fmt: skip
         x.fill_(-1e6)
         wrong += int((out != count * call + count * (count - 1) / 2).sum())
     return wrong
@@ -140,7 +168,7 @@ def reduce_in_a_row(ranks: Ranks, backend: str, rank: int) -> int:
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_calls_in_a_row(backend, count):
-    ranks = Ranks(count, symmetric=8192)
+    ranks = Ranks(count, symmetric=1 << 14)
     assert at_once(backend, ranks, reduce_in_a_row) == [0] * count
     launches = {int(space[EPOCH_WORD]) for space in ranks.spaces}
     assert launches == {CALLS << 16}  # nothing but the epoch is left
@@ -155,7 +183,8 @@ def test_calls_in_a_row_that_a_triton_rank_reads_late(protocol):
         if rank == 1:
             read_late()
         room = ranks.layout.room
-        place = ranks.spaces[rank].view(torch.int32)[room // 4 :].view(FP32)
+        skipped = int(protocol not in IN_WORKSPACE)  # no aligned part stays where it is
+        place = ranks.spaces[rank].view(torch.int32)[room // 4 + skipped :].view(FP32)
         results = []
         for call in range(4):
             x = place[:100].fill_(call + rank)
@@ -163,7 +192,8 @@ def test_calls_in_a_row_that_a_triton_rank_reads_late(protocol):
             x.fill_(-1e6)
         return [out.unique().tolist() for out in results]
 
-    assert at_once("triton", Ranks(2, symmetric=8192), work) == [[[1.0], [3.0], [5.0], [7.0]]] * 2
+    ranks = Ranks(2, symmetric=8192)
+    assert at_once("triton", ranks, work) == [[[1.0], [3.0], [5.0], [7.0]]] * 2
 
 
 @pytest.mark.parametrize("protocol", EVERY_PROTOCOL)
@@ -175,8 +205,10 @@ def test_a_peer_that_does_not_come(backend, protocol):
     def work(ranks, backend, rank):
         if rank == 0:
             return None
-        x = torch.ones(500)
-        options = {"protocol": protocol, "source": ranks.layout.room}
+        x, room = torch.ones(500), ranks.layout.room
+        if protocol in IN_WORKSPACE:
+            x = ranks.spaces[rank].view(torch.uint8)[room:].view(FP32)[:500].copy_(x)
+        options = {"protocol": protocol, "source": room}
         begin = time.perf_counter()
         first = ranks.reduce(backend, rank, x, patience=SECOND // 4, **options)
         middle = time.perf_counter()
@@ -190,6 +222,7 @@ def test_a_peer_that_does_not_come(backend, protocol):
     assert ranks.reports[1].tolist()[:7] == [1, 1, 0, 1, 0, 0, 0]
     assert int(ranks.spaces[1][FAULT_WORD]) == 1
     assert not ranks.reports[0].any()
+    assert not ranks.spaces[0][ranks.layout.room // 8 :].any()  # nobody wrote to its tensors
 
 
 @pytest.mark.parametrize("backend", KERNELS)
@@ -242,6 +275,7 @@ def test_launchers_refuse(backend):
     for x, options, why in [
         (torch.ones(5), {"op": "mean"}, "op must be sum, avg, max or min"),
         (torch.ones(5000), {"protocol": "push"}, "more bytes than a slot of packets holds"),
+        (torch.ones(5)[1:], {"is_kept": True}, "a multiple of 16 bytes"),
     ]:
         with pytest.raises(ValueError, match=why):
             ranks.reduce(backend, 0, x, **options)
@@ -260,9 +294,9 @@ for count in (2, 3):
         (test_reduce_scatter.scatter_in_a_row, test_reduce_scatter.scatter_cases),
         (test_all_reduce_add_rms_norm.norm_in_a_row, test_all_reduce_add_rms_norm.norm_cases),
     ]:
-        ranks = peers.Ranks(count, symmetric=8192)
+        ranks = peers.Ranks(count, symmetric=1 << 14)
         assert peers.at_once("cuda", ranks, row) == [0] * count
-        peers.at_once("cuda", peers.Ranks(count, symmetric=1 << 15), cases)
+        peers.at_once("cuda", peers.Ranks(count, symmetric=1 << 16), cases)
 """
 
 

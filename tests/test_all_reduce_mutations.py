@@ -91,6 +91,15 @@ CUDA = {
         "+ (r < ranks ? r : rank) * pitch;",
         "+ (r < ranks ? ranks - 1 - r : rank) * pitch;",
     ),
+    "the second meeting of direct shots is missing": cuda(
+        EXCHANGE, "if (signals.meet(kClosing)) return;", "return;"
+    ),
+    "a direct shot in the place of another part": cuda(
+        EXCHANGE, "(owners[r] + target) + rank *", "(owners[r] + target) + (ranks - 1 - rank) *"
+    ),
+    "a direct shot to a rank that is not there": cuda(
+        EXCHANGE, "    if (have_met) {", "    {"
+    )._replace(chosen="cuda and does_not_come and direct"),
     "a part that is pushed to another rank": cuda(
         EXCHANGE, "&pushed[kHasParts ? peer : 0]", "&pushed[kHasParts ? rank : 0]", SCATTER
     ),
@@ -148,17 +157,32 @@ TRITON = {
         TRITON_EXCHANGE, "parity = (epoch & 1) *", "parity = (epoch & 0) *"
     ),
     "a buffer is used again one call too early": triton(
-        TRITON_EXCHANGE, "buffer = staging + (epoch & 1) *", "buffer = staging + (epoch & 0) *"
+        TRITON_EXCHANGE,
+        "\n        buffer = staging + (epoch & 1)",
+        "\n        buffer = staging + 0",
+    ),
+    "a buffer of two shots is used again one call too early": triton(
+        TRITON_EXCHANGE, "\n    buffer = staging + (epoch & 1)", "\n    buffer = staging + 0"
     ),
     "the second meeting of two shots is missing": triton(
         TRITON_EXCHANGE,
-        "    has_met = signal.meet(space, peers, signal.CLOSING",
-        "    (space, peers, 0",
+        "\n        has_met = signal.meet(space, peers, signal.CLOSING",
+        "\n        (space, peers, 0",
+    ),
+    "the second meeting of direct shots is missing": triton(
+        TRITON_EXCHANGE,
+        "\n            has_met = signal.meet(space, peers, signal.CLOSING",
+        "\n            (space, peers, 0",
+    ),
+    "a direct shot in the place of another part": triton(
+        TRITON_EXCHANGE,
+        "- here + rank * distance",
+        "- here + (RANKS - 1 - rank) * distance",
     ),
     "a part of two shots that lies in the place of another": triton(
         TRITON_EXCHANGE,
-        "        places, place, distance,",
-        "        places, place + (RANKS - 1) * distance, -distance,",
+        "places, buffer, distance,",
+        "places, buffer + (RANKS - 1) * distance, -distance,",
     ),
     "the order of gathered ranks": triton(
         TRITON_EXCHANGE,
@@ -174,8 +198,8 @@ TRITON = {
     ),
     "a part that is staged for another rank": triton(
         TRITON_EXCHANGE,
-        "copy_share(input + first + p *",
-        "copy_share(input + first + rank *",
+        "copy_share(input + p *",
+        "copy_share(input + rank *",
         SCATTER,
     ),
     "the closing meeting of the norm is missing": triton_of(
@@ -274,7 +298,8 @@ def count_wrong(ranks: Ranks, backend: str, rank: int) -> int:
         )  # fmt: skip
 
     for protocol in EVERY_PROTOCOL:
-        x = place[:9] if protocol in IN_WORKSPACE else torch.empty(9)
+        # An aligned part of its own, a rank does not stage.
+        x = place[:9] if protocol in IN_WORKSPACE else torch.empty(10)[1:]
         x.copy_(ORDERED[rank].repeat(3))
         wrong += int((reduce(x, protocol) != torch.tensor([0.0, 0.0, 1.0]).repeat(3)).sum())
         for call in range(3):

@@ -258,6 +258,87 @@ def test_two_shots_by_the_bytes_that_they_save(backend):
     assert in_group(3, work) == [[*expected, ("add_rms_norm", [4.0])]] * 3
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_output_of_the_caller(backend, compiled):
+    """A new tensor, or the input itself; in the workspace or not."""
+
+    def work(rank):
+        space = distributed.Workspace(**SIZES, symmetric=1 << 16)
+
+        def step(x, out):
+            distributed.all_reduce(x, out=out, backend=backend)
+            return out
+
+        run = torch.compile(step, backend="aot_eager", fullgraph=True) if compiled else step
+        results = []
+        for make in (torch.empty, space.empty):
+            for n in (1, 3000):
+                x, other = (make(n, dtype=torch.float32).fill_(rank + 1.0) for _ in range(2))
+                odd = torch.empty(n + 1)[1:]
+                for out in (other, odd, x):
+                    assert run(x, out) is out
+                    results.append(out.unique().tolist())
+        space.synchronize()
+        space.close()
+        return results
+
+    assert in_group(2, work) == [[[3.0]] * 12] * 2
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_protocols_of_an_output(backend):
+    """Unasked, only CUDA C++ takes direct shots: of some sizes, and of two ranks."""
+    asked = ["push", "pull", "two shots", "in place", "two shots in place", "direct shots"]
+
+    def work(rank):
+        space = distributed.Workspace(**SIZES, symmetric=1 << 17)
+        assert (space.direct_bytes, space.most_direct_bytes) == (4 << 20, 16 << 20)
+        space.direct_bytes, space.most_direct_bytes, space.staged_bytes = 6000, 12000, 5000
+        runs = []
+        for n in (1400, 3000, 3100):
+            x, other = (space.empty(n, dtype=torch.float32) for _ in range(2))
+            for out in (None, torch.empty(n), other, x):
+                made = distributed.all_reduce(x.fill_(rank), out=out, backend=backend)
+                runs.append((diglot.last_run().variant, made.unique().tolist()))
+        for protocol in asked:
+            x, other = (space.empty(1000, dtype=torch.float32) for _ in range(2))
+            made = distributed.all_reduce(
+                x.fill_(rank), out=other, backend=backend, protocol=protocol
+            )
+            runs.append((diglot.last_run().variant, made.unique().tolist()))
+        with torch.no_grad():
+            distributed.all_reduce(x.requires_grad_(), out=other, backend=backend)
+        space.synchronize()
+        space.close()
+        return runs
+
+    place, shots = "pull in place", "two shots in place"
+    direct = ("direct shots", "direct shots") if backend == "cuda" else (place, shots)
+    expected = [place] * 3 + ["pull"] + [place] * 2 + [*direct] + [place] * 3 + [shots]
+    expected += ["pull in place" if protocol == "in place" else protocol for protocol in asked]
+    for runs in in_group(2, work):
+        assert runs == [(variant, [1.0]) for variant in expected]
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_outputs_at_different_places(backend):
+    """Found at the first meeting, before a rank writes to another."""
+
+    def work(rank):
+        space = distributed.Workspace(**SIZES, symmetric=1 << 16)
+        x, one, other = (space.empty(3000, dtype=torch.float32).fill_(5) for _ in range(3))
+        torch.distributed.barrier()
+        out, kept = (other, one) if rank == 0 else (one, other)
+        distributed.all_reduce(x, out=out, backend=backend, protocol="direct shots")
+        said = message(RuntimeError, space.synchronize)
+        return said, out.isnan().all().item(), x.unique().tolist() + kept.unique().tolist()
+
+    for said, is_nan, untouched in in_group(2, work):
+        assert "came with another call" in said
+        assert is_nan and untouched == [5.0, 5.0]
+
+
 def test_a_workspace_and_its_group():
     def work(rank):
         x, all_reduce = torch.ones(3), distributed.all_reduce
@@ -333,6 +414,16 @@ def test_bad_arguments():
             message(ValueError, all_reduce, x.t()[:2]),
             message(ValueError, all_reduce, x, backend="nccl"),
             message(RuntimeError, all_reduce, torch.ones(2, requires_grad=True), "max"),
+            message(RuntimeError, all_reduce, torch.ones(2, requires_grad=True), out=torch.ones(2)),
+            message(RuntimeError, all_reduce, x[1:], out=x[:3], backend="triton"),
+            message(TypeError, all_reduce, x, out=[1.0]),
+            message(ValueError, all_reduce, x, out=x[:2]),
+            message(ValueError, all_reduce, x, out=x.half()),
+            message(ValueError, all_reduce, x, out=torch.ones(4, 8)[:, ::2]),
+            message(ValueError, all_reduce, x, protocol="shots"),
+            message(ValueError, all_reduce, x, protocol="in place", backend="triton"),
+            message(ValueError, all_reduce, x, protocol="direct shots", out=x, backend="triton"),
+            message(ValueError, all_reduce, torch.ones(5000), protocol="push", backend="triton"),
             message(
                 ValueError, distributed.Workspace, torch.distributed.new_group(), most_staged=0
             ),
@@ -349,7 +440,11 @@ def test_bad_arguments():
     said = in_group(1, work)[0]
     expected = [
         "float16, bfloat16 or float32", "float16, bfloat16 or float32", "sum, avg, max, min",
-        "must be contiguous", "backend must be one of", "has no gradient", "at least 256",
+        "must be contiguous", "backend must be one of", "has no gradient",
+        "don't support automatic differentiation", "out overlaps x",
+        "out must be a dense tensor", "out must have the shape", "out must have the shape",
+        "out must be contiguous", "protocol must be one of", "does not serve x and out",
+        "does not serve x and out", "does not serve x and out", "at least 256",
         "all_gather: x must be a dense tensor", "must be contiguous",
         "float16, bfloat16 or float32",
         "first dimension of x must be divisible", "at least one dimension", "residual must have",

@@ -27,8 +27,8 @@ def gathered(x: torch.Tensor) -> list[torch.Tensor]:
 
 def reduce_random_tensors(rank: int, backend: str) -> None:
     """Of any size up to four million elements, any start, and on ranks that are late by turns."""
-    space = distributed.Workspace(symmetric=16 * MB)
-    room = space.empty(4 * MB, dtype=torch.float32)
+    space = distributed.Workspace(symmetric=32 * MB)
+    room, other = (space.empty(4 * MB, dtype=torch.float32) for _ in range(2))
     numbers = torch.Generator().manual_seed(5)
 
     def random(most: int) -> int:
@@ -43,11 +43,15 @@ def reduce_random_tensors(rank: int, backend: str) -> None:
         x = torch.randn(n + offset, device="cuda").to(DTYPES[which])[offset:]
         if case % 4 == 0:
             x = room.view(DTYPES[which])[: x.numel()].copy_(x)
+        out = other.view(x.dtype)[: x.numel()] if case % 8 == 4 else None
+        if case % 16 == 8:
+            out = x
+        every = gathered(x)
         if late == rank:
             torch.cuda._sleep(200_000)
-        result = distributed.all_reduce(x, op, backend=backend)
-        assert diglot.last_run().backend == backend
-        expected = all_reduce_oracle(gathered(x), op)
+        result = distributed.all_reduce(x, op, backend=backend, out=out)
+        assert diglot.last_run().backend == backend and (out is None or result is out)
+        expected = all_reduce_oracle(every, op)
         assert torch.equal(result, expected), (case, n, op, diglot.last_run())
     x = torch.randint(-8, 8, (100_001,), device="cuda").bfloat16()  # NCCL's sums are exact too
     assert torch.equal(

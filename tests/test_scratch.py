@@ -164,7 +164,7 @@ def test_threads_share_no_buffer_of_their_own_streams(gpu):
     take_in_thread()
     assert seen[-1] in seen[3:5]
     module.release_streams()
-    assert held_bytes() == {"streams": 0, "graphs": 0, "groups": 0, "spare": 0}
+    assert held_bytes() == {"streams": 0, "graphs": 0, "spare": 0}
 
 
 def test_what_a_thread_outgrew_is_kept_until_its_launches_have_ended(gpu):
@@ -218,7 +218,6 @@ def test_a_graphs_scratch_lives_as_long_as_the_graph(gpu):
     assert held_bytes() == {
         "streams": of_stream.numel(),
         "graphs": other.numel(),
-        "groups": 0,
         "spare": 2 * first.numel(),
     }
     gpu.graph = 3
@@ -226,7 +225,7 @@ def test_a_graphs_scratch_lives_as_long_as_the_graph(gpu):
     assert again.data_ptr() in (first.data_ptr(), fork.data_ptr())
     assert held_bytes()["spare"] == first.numel()
     module.release_streams()
-    assert held_bytes() == {"streams": 0, "graphs": 2 * first.numel(), "groups": 0, "spare": 0}
+    assert held_bytes() == {"streams": 0, "graphs": 2 * first.numel(), "spare": 0}
 
 
 def test_a_graph_gets_the_smallest_spare_buffer_that_fits(gpu):

@@ -13,7 +13,7 @@
 //
 // Every schema ends with scratch. A call from Python returns the variant's name. If its plan needs
 // scratch and it has none, it launches nothing and returns the requirement: (bytes, zeroed,
-// lifetime, group). A launcher can be bound to its arguments once, and then called with other
+// lifetime). A launcher can be bound to its arguments once, and then called with other
 // operands (csrc/torch/pipeline.cpp).
 //
 // A launcher runs with its output's device current. Only this folder includes PyTorch's headers.

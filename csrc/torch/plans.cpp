@@ -85,10 +85,10 @@ std::shared_ptr<const KeptPlan> PlanCache::keep(const PlanKey& key, Plan plan,
 }
 
 PyObject* to_python(const Scratch& scratch) {
-  constexpr const char* kLifetimes[] = {"call", "stream", "group"};
-  return Py_BuildValue("(LLss)", static_cast<long long>(scratch.bytes),
+  constexpr const char* kLifetimes[] = {"call", "stream"};
+  return Py_BuildValue("(LLs)", static_cast<long long>(scratch.bytes),
                        static_cast<long long>(scratch.zeroed),
-                       kLifetimes[static_cast<int>(scratch.lifetime)], scratch.group.c_str());
+                       kLifetimes[static_cast<int>(scratch.lifetime)]);
 }
 
 namespace {

@@ -47,7 +47,7 @@ class PlanCache {
   std::size_t steps_ = 0;
 };
 
-// (bytes, zeroed, lifetime, group).
+// (bytes, zeroed, lifetime).
 PyObject* to_python(const Scratch& scratch);
 // (variant, [(kernel, grid, block, shared_bytes, cluster_blocks, flags), ...], scratch or None,
 // [(name, value), ...] of the tunables that decided).

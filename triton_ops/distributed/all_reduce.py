@@ -31,7 +31,8 @@ def all_reduce(
     patience: Unseen,
     out: Operand,
 ) -> Plan:
-    """Reduces `input` over the ranks of a workspace into `out`, which no peer reads.
+    """Reduces `input` over the ranks of a workspace into `out`, which begins at a multiple of 16
+    bytes. It may be `input`, unless `protocol` is "in place".
 
     Args:
         workspaces: what kernels reach through addresses.
@@ -39,7 +40,8 @@ def all_reduce(
         op: "sum", "avg", "max" or "min".
         group: the name of the group; kernels do not need it.
         protocol: "push", "pull" (staged), "in place" (all ranks' inputs lie at byte `source` of
-            their workspaces), "two shots" (staged) or "two shots in place".
+            their workspaces), "two shots" (staged), "two shots in place" or "direct shots". For the
+            last one all ranks' outputs, too, lie at the same place.
         packets, most_pushed: where push's slots begin, and the bytes of data that one holds.
         staging, most_staged: where the two buffers of a staged pull begin, and their bytes. Longer
             inputs take several launches. Two shots keep what they reduce there.
@@ -49,6 +51,8 @@ def all_reduce(
     """
     if input.numel() == 0:
         return NOTHING
+    if not out.is_aligned:
+        raise ValueError("distributed: out begins at a multiple of 16 bytes")
     if op not in OPS:
         raise ValueError("distributed: op must be sum, avg, max or min")
     rooms, number = Rooms(packets, most_pushed, staging, most_staged), OPS[op]

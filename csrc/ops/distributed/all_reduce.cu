@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(kPushThreads, kRanks > 4 ? 1 : 2)
                     int64_t packets, int64_t slot_bytes, int64_t n, const T* input, float divisor,
                     T* out) {
   push_and_take<kRanks, false>(space, {rank, ranks, op, 0, patience}, packets, slot_bytes, 0, n,
-                               input, Reduction<T, Op>{out, ranks, divisor});
+                               input, Reduction<T, Op>{{out}, ranks, divisor});
 }
 
 template <typename T, typename Op, int kRanks, bool kIsStaged>
@@ -22,16 +22,16 @@ __global__ void __launch_bounds__(kPullThreads, 2)
                     T* out) {
   pull_and_take<kRanks, kIsStaged>(space, {rank, ranks, op, static_cast<uint16_t>(call), patience},
                                    source, buffer_bytes, 1, 0, n, input,
-                                   Reduction<T, Op>{out, ranks, divisor});
+                                   Reduction<T, Op>{{out}, ranks, divisor});
 }
 
 // `first`: of the tensors' elements that the launch reduces.
-template <typename T, typename Op, int kRanks, bool kIsStaged>
+template <typename T, typename Op, int kRanks, Shots kShots>
 __global__ void __launch_bounds__(kPullThreads, 2)
     all_reduce_two_shots(SignalSpace* space, int rank, int ranks, int op, int call,
                          int64_t patience, int64_t source, int64_t staging, int64_t buffer_bytes,
                          int64_t first, int64_t n, const T* input, float divisor, T* out) {
-  pull_in_two_shots<kRanks, kIsStaged, T, Op>(
+  reduce_in_two_shots<kRanks, kShots, T, Op>(
       space, {rank, ranks, op, static_cast<uint16_t>(call), patience}, source + first * sizeof(T),
       staging, buffer_bytes, n, input + first, divisor, out + first);
 }
@@ -42,11 +42,13 @@ namespace {
 
 using namespace diglot;
 
-// Reduces `input` over the ranks of a workspace into `out`, which no peer reads. `workspaces` holds
-// what kernels reach through addresses: all ranks' workspaces and the report.
+// Reduces `input` over the ranks of a workspace into `out`, which begins at a multiple of 16 bytes.
+// It may be `input`, unless `protocol` is "in place". `workspaces` holds what kernels reach through
+// addresses: all ranks' workspaces and the report.
 //
 // `protocol` is "push", "pull" (staged), "in place" (all ranks' inputs lie at the same place of
-// their workspaces), "two shots" (staged) or "two shots in place".
+// their workspaces), "two shots" (staged), "two shots in place" or "direct shots". For the last one
+// all ranks' outputs, too, lie at the same place.
 //
 // In a workspace, push's slots begin at byte `packets` and hold `most_pushed` bytes of data each.
 // The two buffers of a staged pull begin at `staging` and have `most_staged` bytes each. Two shots
@@ -60,6 +62,9 @@ void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Op
                 const Operand& out) {
   const int64_t n = input.numel;
   if (n == 0) return;
+  if (!out.is_aligned(kAccessBytes)) {
+    throw std::invalid_argument("distributed: out begins at a multiple of 16 bytes");
+  }
   const auto space = workspace.as<SignalSpace>();
   const float divisor = op == "avg" ? static_cast<float>(ranks) : 1.f;
   dispatch_reduced(input.dtype, [&](auto type) {
@@ -74,9 +79,8 @@ void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Op
         if (Protocol(protocol).is_two_shots) {
           return plan_two_shots<T>(
               planner, protocol, ranks, blocks, rooms, n,
-              [&](auto is_staged, const Launch& how, int64_t first, int64_t part) {
-                constexpr bool kIsStaged = decltype(is_staged)::value;
-                planner.add<all_reduce_two_shots<T, Op, kRanks, kIsStaged>>(
+              [&](auto shots, const Launch& how, int64_t first, int64_t part) {
+                planner.add<all_reduce_two_shots<T, Op, kRanks, decltype(shots)::value>>(
                     how, space, rank, ranks, number, call, patience, source, staging, most_staged,
                     first, part, from, divisor, to);
               });

@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(kPushThreads, kRanks > 4 ? 1 : 2)
                         int64_t packets, int64_t slot_bytes, int64_t n, const T* input,
                         float divisor, T* out) {
   push_and_take<kRanks, true>(space, {rank, ranks, op, 0, patience}, packets, slot_bytes, n, n,
-                              input, Reduction<T, Op>{out, ranks, divisor});
+                              input, Reduction<T, Op>{{out}, ranks, divisor});
 }
 
 template <typename T, typename Op, int kRanks, bool kIsStaged>
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kPullThreads, 2)
                         const T* input, float divisor, T* out) {
   pull_and_take<kRanks, kIsStaged>(space, {rank, ranks, op, static_cast<uint16_t>(call), patience},
                                    source, buffer_bytes, ranks, pitch, n, input,
-                                   Reduction<T, Op>{out, ranks, divisor});
+                                   Reduction<T, Op>{{out}, ranks, divisor});
 }
 
 }  // namespace diglot

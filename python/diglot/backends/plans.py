@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 # How long scratch lives.
-CALL, STREAM, GROUP = "call", "stream", "group"
+CALL, STREAM = "call", "stream"
 # At the start of a stream's scratch: the state of the grid barrier.
 BARRIER_BYTES = 16
-# At the start of a group's scratch: the addresses of all ranks' buffers, eight bytes each.
-GROUP_HEADER_BYTES = 512
 
 
 class Scratch(NamedTuple):
@@ -28,16 +26,12 @@ class Scratch(NamedTuple):
         zeroed: leading bytes that are zero when the launch begins.
         lifetime: "call": for one call. "stream": kept by the stream; launches with as many zeroed
             bytes share it. These are zero at first, and every launch leaves them ready for the
-            next: 16 are the grid barrier's state, more are zero again. "group": kept by a group of
-            processes. Each process has one buffer per stream, which begins with all ranks'
-            addresses (group_scratch.py).
-        group: the group's name.
+            next: 16 are the grid barrier's state, more are zero again.
     """
 
     bytes: int
     zeroed: int
     lifetime: str
-    group: str = ""
 
 
 class Device(NamedTuple):

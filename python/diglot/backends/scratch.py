@@ -8,7 +8,6 @@
 - A captured launch's scratch belongs to the CUDA graph: it lives until the graph, and every
   executable made from it, is destroyed, and is then given to other captures. `keep_with_capture`
   keeps other objects as long.
-- A process group's scratch belongs to the group (group_scratch.py).
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from diglot.backends.driver import (
     stream_number,
 )
 from diglot.backends.forks import renew_in_children
-from diglot.backends.group_scratch import group_buffers, provide_for_group
-from diglot.backends.plans import CALL, GROUP, Scratch
+from diglot.backends.plans import CALL, Scratch
 
 PER_THREAD_STREAM = 2  # cudaStreamPerThread: each thread's own, though of one handle
 SMALLEST = 1 << 17  # bytes of a buffer that is kept: most needs fit, so that it seldom grows
@@ -87,8 +85,6 @@ def provide(need: Scratch, device: torch.device) -> torch.Tensor:
         if need.zeroed:
             return _with_zeros(need.bytes, need.zeroed, device)
         return torch.empty(need.bytes, dtype=torch.uint8, device=device)
-    if need.lifetime == GROUP:
-        return provide_for_group(need, device)
     if device.type != "cuda":  # threads of the CPU may interpret kernels at once
         return _with_zeros(need.bytes, need.zeroed, device)
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -347,7 +343,7 @@ def kept_with_capture(device: torch.device, key: Any) -> Any:
 
 
 def held_bytes(device: torch.device | int | None = None) -> dict[str, int]:
-    """How much scratch is held on a device, or on all: by "streams", "graphs", "groups", "spare".
+    """How much scratch is held on a device, or on all: by "streams", "graphs", "spare".
 
     Of threads' own streams, only the calling thread's count.
     """
@@ -376,7 +372,6 @@ def held_bytes(device: torch.device | int | None = None) -> dict[str, int]:
                 if counts(owner.index)
                 for tensor in (*owner.buffers.values(), *_tensors(owner.kept.values()))
             ),
-            "groups": total(t for (_, index, _), t in group_buffers().items() if counts(index)),
             "spare": total(t for (i, _), each in _spare.items() if counts(i) for t in each)
             + total(t for (i, _), each in _retired.items() if counts(i) for t, _ in each),
         }

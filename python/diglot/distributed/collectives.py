@@ -22,6 +22,7 @@ from diglot.distributed.operators import (
     run_all_reduce_add_rms_norm,
     run_reduce_scatter,
 )
+from diglot.distributed.workspace import PROTOCOLS
 from diglot.reference.rms_norm import default_eps
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -34,6 +35,8 @@ def all_reduce(
     *,
     backend: str | None = None,
     timeout: float | None = None,
+    protocol: str | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Reduces a tensor over all ranks of a group. Every rank gets the same bits.
 
@@ -51,22 +54,38 @@ def all_reduce(
         backend: "cuda", "triton", "torch" (`torch.distributed.all_reduce`, so NCCL on GPUs) or
             "auto". "auto" never takes "torch": ask for it.
         timeout: how many seconds the kernel waits for peers; by default the workspace's.
+        protocol: "push", "pull", "in place", "two shots", "two shots in place" or "direct shots",
+            the same on all ranks; by default chosen by size. The backend "torch" has its own.
+        out: tensor for the result, of the shape, dtype and device of `x`, and contiguous. It may be
+            `x`. If both are of `Workspace.empty`, at the same places on all ranks, peers can write
+            to `out` ("direct shots"). One that begins at no multiple of 16 bytes takes a copy. As
+            in PyTorch, there is no gradient then.
 
     Returns:
-        A new tensor of the shape and dtype of `x`. If a peer does not come in time, the kernel ends
-        all the same, and fills what it lacks with NaN. The next call then raises.
+        `out`, or a new tensor of the shape and dtype of `x`. If a peer does not come in time, the
+        kernel ends all the same, and fills what it lacks with NaN. The next call then raises.
 
     Raises:
-        TypeError: `x` is no dense tensor of such a dtype.
-        ValueError: `x` is not contiguous or on another device, or `op` or `backend` is unknown.
-        RuntimeError: a kernel has waited too long for a peer, or the gradient of "max" or "min" is
-            asked for.
+        TypeError: `x` or `out` is no dense tensor of such a dtype.
+        ValueError: `x` or `out` is not contiguous or on another device, `out` does not fit `x`, or
+            `op`, `backend` or `protocol` is unknown. Or the protocol does not serve `x` and `out`.
+        RuntimeError: a kernel has waited too long for a peer, the gradient of "max" or "min", or
+            with `out`, is asked for, or `out` overlaps `x`.
         diglot.BackendUnavailable: the backend cannot run, or the group has no workspace.
     """
-    _check_reduction("all_reduce", x, op)
-    if _is_plain(x):
-        return run_all_reduce(x, op, _found("all_reduce", x, group, backend), timeout)
-    made: torch.Tensor = torch.ops.diglot.all_reduce(x, op, *_ending(group, backend, timeout))
+    _check_reduction("all_reduce", x, op, out)
+    if protocol is not None and protocol not in PROTOCOLS:
+        raise ValueError(
+            f"all_reduce: protocol must be one of {', '.join(PROTOCOLS)}, not {protocol!r}"
+        )
+    if _is_plain(x, *([] if out is None else [out])):
+        found = _found("all_reduce", x, group, backend)
+        return run_all_reduce(x, op, found, timeout, protocol, out)
+    ending = (*_ending(group, backend, timeout), protocol)
+    if out is not None:
+        torch.ops.diglot.all_reduce_out(x, op, *ending, out)
+        return out
+    made: torch.Tensor = torch.ops.diglot.all_reduce(x, op, *ending)
     return made
 
 
@@ -229,13 +248,22 @@ def _check(what: str, x: Any, name: str = "x") -> None:
         raise ValueError(f"{what}: {name} must be contiguous; call {name}.contiguous() first")
 
 
-def _check_reduction(what: str, x: Any, op: str) -> None:
+def _check_reduction(what: str, x: Any, op: str, out: Any = None) -> None:
     is_tensor = isinstance(x, torch.Tensor) and x.layout == torch.strided
     if not is_tensor or x.dtype not in DTYPES:
         raise TypeError(f"{what}: x must be a dense tensor of float16, bfloat16 or float32")
     if op not in OPS:
         raise ValueError(f"{what}: op must be one of {', '.join(OPS)}, not {op!r}")
     _check(what, x)
+    if out is not None:
+        _check(what, out, "out")
+        if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
+            raise ValueError(f"{what}: out must have the shape, dtype and device of x")
+        if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+            raise RuntimeError(
+                f"{what}(): functions with out=... arguments don't support automatic "
+                "differentiation, but one of the arguments requires grad."
+            )
     if op in ("max", "min") and x.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(f"{what}: op {op!r} has no gradient; call it with torch.no_grad()")
 

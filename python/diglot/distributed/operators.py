@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diglot.backends.runs import run
 from diglot.backends.selection import BackendUnavailable, choose, requested
-from diglot.distributed.workspace import Workspace, workspace_of
+from diglot.distributed.workspace import Way, Workspace, workspace_of
 from diglot.ops.add_rms_norm import add_rms_norm
 from diglot.ops.rms_norm import OPERATORS as RMS_NORM
 from diglot.reference.distributed import process_group
@@ -69,9 +69,9 @@ def patience_of(space: Workspace, timeout: float | None) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def call_number(what: str, dtype: torch.dtype, count: int, row: int, offset: int) -> int:
+def call_number(what: str, dtype: torch.dtype, count: int, row: int, way: Way) -> int:
     """16 bits that differ, most likely, where two ranks' calls do not fit each other."""
-    return zlib.crc32(repr((what, str(dtype), count, row, offset)).encode()) & 0xFFFF
+    return zlib.crc32(repr((what, str(dtype), count, row, *way)).encode()) & 0xFFFF
 
 
 def exchange(
@@ -83,6 +83,8 @@ def exchange(
     timeout: float | None,
     parts: int = 1,
     row: int = 0,
+    sum: Tensor | None = None,
+    protocol: str | None = None,
 ) -> None:
     """Runs a launcher.
 
@@ -93,6 +95,7 @@ def exchange(
         last: its arguments behind the time-out, outputs last.
         parts: 1, or as many as ranks, if each rank takes one part.
         row: elements of a row, if rows are pulled whole; else 0.
+        sum, protocol: as in `Workspace.way`.
     """
     name, space, group = found
     op, input = f"distributed.{what}", inputs[0]
@@ -103,8 +106,8 @@ def exchange(
         return
     space.enter()
     at = space.layout
-    protocol, offset = space.protocol(input, parts, row > 0, what == "all_reduce")
-    call = call_number("".join((what, *words)), input.dtype, input.numel(), row, offset)
+    way = space.way(input, parts, row > 0, sum, name, protocol)
+    call = call_number("".join((what, *words)), input.dtype, input.numel(), row, way)
     run(
         name,
         op,
@@ -114,7 +117,7 @@ def exchange(
         *inputs,
         space.name,
         *words,
-        protocol,
+        way.protocol,
         space.rank,
         space.ranks,
         at.packets,
@@ -123,16 +126,28 @@ def exchange(
         at.most_staged,
         space.blocks or 0,
         call,
-        offset,
+        way.source,
         patience_of(space, timeout),
         *last,
     )
 
 
-def run_all_reduce(x: Tensor, op: str, found: Found, timeout: float | None) -> Tensor:
-    out = torch.empty_like(x)
-    exchange("all_reduce", found, (x,), (op,), (out,), timeout)
-    return out
+def run_all_reduce(
+    x: Tensor,
+    op: str,
+    found: Found,
+    timeout: float | None,
+    protocol: str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    if out is None:
+        out = torch.empty_like(x)
+    elif 0 < abs(out.data_ptr() - x.data_ptr()) < x.numel() * x.element_size():
+        raise RuntimeError("all_reduce: out overlaps x; it may be x, or must lie elsewhere")
+    # Kernels store 16 bytes at once.
+    made = out if out.data_ptr() % 16 == 0 else torch.empty_like(out)
+    exchange("all_reduce", found, (x,), (op,), (made,), timeout, sum=made, protocol=protocol)
+    return out if made is out else out.copy_(made)
 
 
 def gathered_shape(x: Tensor, ranks: int) -> tuple[int, ...]:
@@ -216,21 +231,31 @@ def run_all_reduce_add_rms_norm(
 _ENDING = "str group, str backend, float timeout"
 
 
-def _define(schema: str, body: Any, fake: Any, set_up: Any, gradients: Any) -> None:
+def _define(schema: str, body: Any, fake: Any, set_up: Any = None, gradients: Any = None) -> None:
     name = f"diglot::{schema.partition('(')[0]}"
     torch.library.define(name, schema[schema.index("(") :], tags=[torch.Tag.pt2_compliant_tag])
     torch.library.impl(name, ("cpu", "cuda"), body)
     torch.library.register_fake(name, fake)
-    torch.library.register_autograd(name, gradients, setup_context=set_up)
+    if gradients is not None:
+        torch.library.register_autograd(name, gradients, setup_context=set_up)
 
 
 def _found(what: str, x: Tensor, group: str, backend: str) -> Found:
     return find(what, x.device, group_of(group), backend or None)
 
 
-def _all_reduce(x: Tensor, op: str, group: str, backend: str, timeout: float) -> Tensor:
+def _all_reduce(
+    x: Tensor, op: str, group: str, backend: str, timeout: float, protocol: str | None = None
+) -> Tensor:
     found = _found("all_reduce", x, group, backend)
-    return run_all_reduce(x.contiguous(), op, found, timeout)
+    return run_all_reduce(x.contiguous(), op, found, timeout, protocol)
+
+
+def _all_reduce_out(
+    x: Tensor, op: str, group: str, backend: str, timeout: float, protocol: str | None, out: Tensor
+) -> None:
+    found = _found("all_reduce", x, group, backend)
+    run_all_reduce(x.contiguous(), op, found, timeout, protocol, out)
 
 
 def _set_up_reduction(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -242,10 +267,14 @@ def _refuse_gradient(what: str, op: str) -> None:
         raise RuntimeError(f"{what}: op {op!r} has no gradient, sum and avg have one")
 
 
+def _set_up_all_reduce(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _set_up_reduction(ctx, inputs[:-1], output)  # the gradient's protocol is not the caller's
+
+
 def _gradient_of_all_reduce(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     _refuse_gradient("all_reduce", ctx.op)
     grad = torch.ops.diglot.all_reduce(grad.contiguous(), ctx.op, *ctx.ending)
-    return grad, None, None, None, None
+    return grad, None, None, None, None, None
 
 
 def _all_gather(x: Tensor, group: str, backend: str, timeout: float) -> Tensor:
@@ -332,11 +361,16 @@ def _gradient_of_fused(ctx: Any, grad: Any, grad_sum: Any, _: Any) -> tuple[Any,
 
 
 _define(
-    f"all_reduce(Tensor x, str op, {_ENDING}) -> Tensor",
+    f"all_reduce(Tensor x, str op, {_ENDING}, str? protocol=None) -> Tensor",
     _all_reduce,
     lambda x, *_: x.new_empty(x.shape),
-    _set_up_reduction,
+    _set_up_all_reduce,
     _gradient_of_all_reduce,
+)
+_define(  # it returns nothing: what compilers functionalize may not return its argument
+    f"all_reduce_out(Tensor x, str op, {_ENDING}, str? protocol, Tensor(a!) out) -> ()",
+    _all_reduce_out,
+    lambda *_: None,
 )
 _define(
     f"all_gather(Tensor x, {_ENDING}) -> Tensor",

@@ -37,8 +37,24 @@ REPORTED_OPS = (
     "reduce_scatter(min)",
     "all_reduce_add_rms_norm",
 )
+PROTOCOLS = ("push", "pull", "in place", "two shots", "two shots in place", "direct shots")
+DIRECT_BACKEND = "cuda"  # the one that takes direct shots unasked: Triton's gained 2 percent
 # Bytes that a Workspace has room for by default.
 MOST_PUSHED, MOST_STAGED = 512 << 10, 16 << 20
+
+
+class Way(NamedTuple):
+    """How a tensor is exchanged.
+
+    Attributes:
+        protocol: its name, one of `PROTOCOLS`.
+        source: where the tensor lies in the workspace, in bytes, if peers read it there; else 0.
+        target: where the output lies, if peers write to it; else 0.
+    """
+
+    protocol: str
+    source: int = 0
+    target: int = 0
 
 
 class _Memory(NamedTuple):
@@ -81,6 +97,8 @@ class Workspace:
         push_bytes, staged_bytes: the sizes, at most, that are pushed, and that are staged although
             they lie in the workspace. configs/tunables/ has them.
         saved_bytes: what two shots save a rank from reading, at least.
+        direct_bytes, most_direct_bytes: the sizes that direct shots reduce from the workspace into
+            the workspace in CUDA C++.
 
     Raises:
         RuntimeError: the group has a workspace, its ranks' arguments or GPUs differ, their GPUs do
@@ -123,6 +141,8 @@ class Workspace:
         )
         self.staged_bytes: int = numbers.read("all_reduce.host.staged_bytes", self.ranks)
         self.saved_bytes: int = numbers.read("all_reduce.host.saved_bytes")
+        self.direct_bytes: int = numbers.read("all_reduce.host.direct_bytes", self.ranks)
+        self.most_direct_bytes: int = numbers.read("all_reduce.host.most_direct_bytes")
         self._check_ranks(group, gpu)
         with ordinary_tensors():
             self.report = torch.zeros(REPORT_WORDS, dtype=torch.int64)
@@ -141,8 +161,8 @@ class Workspace:
 
     def _check_ranks(self, group: Any, gpu: str) -> None:
         """Raises unless all ranks' workspaces and GPUs are alike: they choose the same launches."""
-        sizes = (self.push_bytes, self.staged_bytes, self.saved_bytes, self.blocks)
-        mine = (gpu, *self.layout, *sizes)
+        chosen = (self.push_bytes, self.staged_bytes, self.saved_bytes, self.direct_bytes)
+        mine = (gpu, *self.layout, *chosen, self.most_direct_bytes, self.blocks)
         every: list[Any] = [None] * self.ranks
         torch.distributed.all_gather_object(every, mine, group)
         for rank, other in enumerate(every):
@@ -165,7 +185,8 @@ class Workspace:
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """A tensor in the workspace. Collectives read it in place, without a copy.
 
-        All ranks make the same tensors in the same order. The room is free again after `close`.
+        Peers may also write to it, where it is the `out` of `all_reduce`. All ranks make the same
+        tensors in the same order. The room is free again after `close`.
 
         Raises:
             RuntimeError: there is no room, or the workspace is closed.
@@ -183,33 +204,75 @@ class Workspace:
             own = self.memory.own.view(torch.uint8)[begin : begin + count * dtype.itemsize]
             return own.view(dtype).view(shape)
 
-    def protocol(
+    def way(
         self,
         tensor: torch.Tensor,
         parts: int = 1,
         is_pulled: bool = False,
-        is_reduced: bool = False,
-    ) -> tuple[str, int]:
-        """How a tensor is exchanged, and where it lies in the workspace, in bytes, if "in place".
+        sum: torch.Tensor | None = None,
+        backend: str = "",
+        protocol: str | None = None,
+    ) -> Way:
+        """How a tensor is exchanged.
 
         Args:
             tensor: contiguous.
             parts: 1, or as many as ranks, if each rank takes one part.
             is_pulled: whether it must not be pushed.
-            is_reduced: whether every rank takes the sum of all ranks' tensors.
+            sum: the output, if every rank takes the sum of all ranks' tensors. It may be `tensor`.
+            backend: whose kernels run.
+            protocol: its name, if the caller has chosen one.
+
+        Raises:
+            ValueError: the protocol does not serve these tensors.
         """
         bytes = tensor.numel() * tensor.element_size()
         of_part = bytes // parts
-        if of_part <= self.push_bytes and not is_pulled:
-            return "push", 0
+        source = self._place(tensor)
+        if parts > 1 and of_part % 16 != 0:
+            source = None
+        target = None if source is None or sum is None else self._place(sum)
+        is_kept = sum is not None and sum.data_ptr() == tensor.data_ptr()
+        if protocol is None or bytes == 0:
+            protocol = self._choose(bytes, of_part, is_pulled, sum is not None, is_kept, source,
+                                    target, backend)  # fmt: skip
+        elif (
+            (protocol == "push" and of_part > self.layout.most_pushed)
+            or (protocol == "in place" and is_kept)
+            or (protocol.endswith("in place") and source is None)
+            or (protocol == "direct shots" and target is None)
+        ):
+            raise ValueError(
+                f"all_reduce: the protocol {protocol!r} does not serve x and out: 'push' takes "
+                f"{self.layout.most_pushed} bytes at most, 'in place' another output than x, "
+                "'direct shots' an output of Workspace.empty, and all but 'push', 'pull' and 'two "
+                "shots' an x of Workspace.empty"
+            )
+        is_direct = protocol == "direct shots"
+        is_read = is_direct or protocol.endswith("in place")
+        return Way(protocol, source or 0 if is_read else 0, target or 0 if is_direct else 0)
+
+    def _place(self, tensor: torch.Tensor) -> int | None:
+        """Where a tensor begins in the workspace, in bytes, if vectors of all of it lie there."""
         place = tensor.data_ptr() - self.memory.own.data_ptr()
-        is_inside = self.layout.room <= place and place + bytes <= self.layout.bytes
-        is_inside &= place % 16 == 0 and (parts == 1 or of_part % 16 == 0)
-        if is_reduced and self.takes_two_shots(bytes):  # which meet twice in any case
-            return ("two shots in place", place) if is_inside else ("two shots", 0)
-        if is_inside and of_part > self.staged_bytes:
-            return "in place", place
-        return "pull", 0
+        end = place + tensor.numel() * tensor.element_size()
+        is_inside = self.layout.room <= place and end <= self.layout.bytes and place % 16 == 0
+        return place if is_inside else None
+
+    def _choose(
+        self, bytes: int, of_part: int, is_pulled: bool, is_reduced: bool, is_kept: bool,
+        source: int | None, target: int | None, backend: str,
+    ) -> str:  # fmt: skip
+        """The protocol for tensors that `way` describes."""
+        if of_part <= self.push_bytes and not is_pulled:
+            return "push"
+        is_long = target is not None and bytes >= self.direct_bytes
+        if is_long and bytes <= self.most_direct_bytes and backend == DIRECT_BACKEND:
+            return "direct shots"
+        # Two shots meet twice in any case, and read a tensor before they write to it.
+        if is_reduced and (self.takes_two_shots(bytes) or (is_long and is_kept)):
+            return "two shots" if source is None else "two shots in place"
+        return "pull" if source is None or is_kept or of_part <= self.staged_bytes else "in place"
 
     def takes_two_shots(self, bytes: int) -> bool:
         """Whether a long tensor is better reduced in parts, which the ranks then gather.

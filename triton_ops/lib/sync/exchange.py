@@ -28,7 +28,7 @@ PUSH_REGISTERS, PULL_REGISTERS = 64, 128
 # Of 16 bytes, that a thread of a pull makes to each of two ranks' memory at once, at most. Of more
 # ranks it makes fewer to each.
 ACCESSES = 4
-TWO_SHOTS = ("two shots", "two shots in place")
+TWO_SHOTS = ("two shots", "two shots in place", "direct shots")
 FEW_TILES = 128  # where there are fewer tiles, each has fewer accesses
 
 
@@ -247,6 +247,12 @@ def tile_at(array, begin, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def is_before(begin, n, BLOCK: tl.constexpr):
+    """Which elements of a tile lie before element n. With 64 bits each would take a register."""
+    return tl.arange(0, BLOCK) < tl.maximum(tl.minimum(n - begin, BLOCK), 0).to(tl.int32)
+
+
+@triton.jit
 def copy(
     source, target, begin, n, IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr
 ):  # fmt: skip
@@ -256,7 +262,7 @@ def copy(
     if IS_WHOLE:
         tl.store(targets, tl.load(sources))
     else:
-        is_there = begin + tl.arange(0, BLOCK) < n
+        is_there = is_before(begin, n, BLOCK)
         tl.store(targets, tl.load(sources, mask=is_there), mask=is_there)
 
 
@@ -270,8 +276,7 @@ def load_tile(
     if IS_WHOLE:
         return tl.load(pointers)
     else:  # noqa: RET505
-        is_there = begin + tl.arange(0, BLOCK) < n
-        return tl.load(pointers, mask=is_there, other=0)
+        return tl.load(pointers, mask=is_before(begin, n, BLOCK), other=0)
 
 
 @triton.jit
@@ -283,7 +288,7 @@ def store_tile(
     if IS_WHOLE:
         tl.store(targets, value)
     else:
-        tl.store(targets, value, mask=begin + tl.arange(0, BLOCK) < n)
+        tl.store(targets, value, mask=is_before(begin, n, BLOCK))
 
 
 @triton.jit
@@ -298,14 +303,15 @@ def or_lacking(tile, has_met):
 
 @triton.jit
 def take_tile(
-    sources, offset, distance, own, rank, out, pitch, begin, n, end, has_met,
-    RANKS: tl.constexpr, OP: tl.constexpr, IS_CUT: tl.constexpr, IS_WHOLE: tl.constexpr,
-    BLOCK: tl.constexpr, IS_OUT_ALIGNED: tl.constexpr,
+    sources, offset, distance, own, rank, out, target, pitch, begin, n, end, has_met,
+    RANKS: tl.constexpr, OP: tl.constexpr, TO_ALL: tl.constexpr, IS_CUT: tl.constexpr,
+    IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr, IS_OUT_ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Reduces a tile of all ranks, or stores each rank's. `own` is the address of this rank's.
 
-    Rank r's data lie at offset + r * distance, in bytes. IS_CUT: of the last parts, nothing is
-    stored behind element `end` of the output.
+    Rank r's data lie at offset + r * distance, in bytes. TO_ALL: a reduced tile goes to all ranks'
+    outputs, at byte `target` of their workspaces. IS_CUT: of the last parts, nothing is stored
+    behind element `end` of the output.
     """
     DTYPE: tl.constexpr = out.dtype.element_ty
     address = tl.where(rank == 0, own, sources[0] + offset)
@@ -330,7 +336,12 @@ def take_tile(
             total = step(total, tile.to(tl.float32), OP)
     if OP != GATHER:
         value = finish(tl.where(has_met, total, float("nan")), DTYPE, OP, RANKS)
-        store_tile(out, begin, n, value, IS_WHOLE, BLOCK, IS_OUT_ALIGNED)
+        if TO_ALL:
+            for r in tl.static_range(RANKS):
+                theirs = (sources[r] + target).to(tl.pointer_type(DTYPE))
+                store_tile(theirs, begin, n, value, IS_WHOLE, BLOCK, True)
+        else:
+            store_tile(out, begin, n, value, IS_WHOLE, BLOCK, IS_OUT_ALIGNED)
 
 
 @triton.jit
@@ -348,9 +359,8 @@ def copy_share(source, target, n, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr)
 
 @triton.jit
 def take_share(
-    sources, offset, distance, own, rank, out, pitch, n, end, has_met,
-    RANKS: tl.constexpr, OP: tl.constexpr, IS_CUT: tl.constexpr, BLOCK: tl.constexpr,
-    IS_OUT_ALIGNED: tl.constexpr,
+    sources, own, rank, offset, out, pitch, n, has_met,
+    RANKS: tl.constexpr, OP: tl.constexpr, BLOCK: tl.constexpr, IS_OUT_ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Takes n elements of every rank: the tiles that `copy_share` has copied.
 
@@ -358,23 +368,86 @@ def take_share(
     """
     start = tl.program_id(0).to(tl.int64) * BLOCK
     turn = tl.num_programs(0).to(tl.int64) * BLOCK
-    whole = n
-    if IS_CUT:
-        whole = tl.maximum(end - (RANKS - 1) * pitch, 0)  # of the last part
-    whole = whole // BLOCK * BLOCK
+    whole = n // BLOCK * BLOCK
     for begin in range(start, whole, turn):
         take_tile(
-            sources, offset, distance, own, rank, out, pitch, begin, n, end, has_met, RANKS, OP,
-            IS_CUT, True, BLOCK, IS_OUT_ALIGNED,
+            sources, offset, 0, own, rank, out, 0, pitch, begin, n, n, has_met, RANKS, OP, False,
+            False, True, BLOCK, IS_OUT_ALIGNED,
         )  # fmt: skip
-    # Masks would take registers in the loop. The parts' lengths differ by less than a tile.
-    for rest in tl.static_range(2 if IS_CUT else 1):
-        begin = whole + rest * BLOCK
-        if begin < n and begin % turn == start:
-            take_tile(
-                sources, offset, distance, own, rank, out, pitch, begin, n, end, has_met, RANKS,
-                OP, IS_CUT, False, BLOCK, IS_OUT_ALIGNED,
-            )  # fmt: skip
+    if whole < n and whole % turn == start:  # masks would take registers in the loop
+        take_tile(
+            sources, offset, 0, own, rank, out, 0, pitch, whole, n, n, has_met, RANKS, OP, False,
+            False, False, BLOCK, IS_OUT_ALIGNED,
+        )  # fmt: skip
+
+
+@triton.jit
+def take_parts(
+    sources, offset, distance, own, rank, out, target, pitch, n, end, has_met,
+    RANKS: tl.constexpr, OP: tl.constexpr, TO_ALL: tl.constexpr, BLOCK: tl.constexpr,
+    THREADS: tl.constexpr,
+):  # fmt: skip
+    """Takes n elements of every rank, of parts whose data end at element `end`. They lie one behind
+    the other, except in a reduction, where `end` is n.
+
+    The tiles are those of `copy_share`, and the arguments those of `take_tile`. A mask that is the
+    same for each vector takes few registers. So vectors go first, and then single elements.
+    """
+    VECTOR: tl.constexpr = 128 // out.dtype.element_ty.primitive_bitwidth
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    turn = tl.num_programs(0).to(tl.int64) * BLOCK
+    pitch = pitch // VECTOR * VECTOR  # as it is; the compiler sees that it is a multiple
+    whole, last = n // VECTOR * VECTOR, end // VECTOR * VECTOR
+    for begin in range(start, whole, turn):
+        take_tile(
+            sources, offset, distance, own, rank, out, target, pitch, begin, whole, last, has_met,
+            RANKS, OP, TO_ALL, True, False, BLOCK, True,
+        )  # fmt: skip
+    rest = last % pitch
+    if last < end and rest // BLOCK * BLOCK % turn == start:
+        take_tile(
+            sources, offset, distance, own, rank, out, target, pitch, rest, rest + end - last, end,
+            has_met, RANKS, OP, TO_ALL, True, False, THREADS, True,
+        )  # fmt: skip
+
+
+@triton.jit
+def fill_share(target, n, BLOCK: tl.constexpr, THREADS: tl.constexpr):
+    """Fills the tiles of n elements that the program would take with NaN, an element of each thread
+    at once.
+    """
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    turn = tl.num_programs(0).to(tl.int64) * BLOCK
+    value = convert(tl.full((THREADS,), float("nan"), tl.float32), target.dtype.element_ty)
+    for tile in range(start, n, turn):
+        for begin in range(tile, tl.minimum(tile + BLOCK, n), THREADS):
+            store_tile(target, begin, n, value, False, THREADS, False)
+
+
+@triton.jit
+def elements_of(part, pitch, n):
+    """How many of n elements lie in a part: `pitch`; the last parts may have fewer, or none."""
+    return tl.maximum(tl.minimum(n - part * pitch, pitch), 0)
+
+
+@triton.jit
+def stage(
+    input, buffer, rank, pitch, distance, n, end,
+    PARTS: tl.constexpr, IS_CUT: tl.constexpr, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Copies a program's share of each part of the input to this rank's buffer, an address. There
+    parts lie `distance` bytes apart. No peer reads a rank's own part: an aligned one stays.
+
+    IS_CUT: the last parts end at element `end` of the input.
+    """
+    DTYPE: tl.constexpr = input.dtype.element_ty
+    for p in range(PARTS):
+        if (not (IS_ALIGNED and PARTS > 1)) or p != rank:
+            count = n
+            if IS_CUT:
+                count = elements_of(p, pitch, end)
+            target = (buffer + p * distance).to(tl.pointer_type(DTYPE))
+            copy_share(input + p * pitch, target, count, BLOCK, IS_ALIGNED)
 
 
 @triton.jit
@@ -389,8 +462,7 @@ def exchange_pull(
     PARTS: 1, or as many as ranks. IS_ALIGNED: all parts of the input begin at multiples of 16
     bytes.
     """
-    DTYPE: tl.constexpr = input.dtype.element_ty
-    SIZE: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    SIZE: tl.constexpr = input.dtype.element_ty.primitive_bitwidth // 8
     peers = signal.peers(space, rank, RANKS, THREADS)
     sources = signal.places(space, 0 if IS_STAGED else source, RANKS)
     epoch, patience = signal.begin(space, patience)
@@ -402,34 +474,33 @@ def exchange_pull(
     if IS_STAGED:
         distance = (n * SIZE + 15) // 16 * 16
     offset = part * distance
+    here = space.to(tl.int64, bitcast=True)
     if IS_STAGED:
         buffer = staging + (epoch & 1) * buffer_bytes
         offset += buffer
-        for p in tl.static_range(PARTS):
-            if (not (IS_ALIGNED and PARTS > 1)) or p != rank:  # no peer reads its own part
-                address = space.to(tl.int64, bitcast=True) + buffer + p * distance
-                target = address.to(tl.pointer_type(DTYPE))
-                copy_share(input + first + p * pitch, target, n, BLOCK, IS_ALIGNED)
-    own = space.to(tl.int64, bitcast=True) + offset
+        stage(
+            input + first, here + buffer, rank, pitch, distance, n, n, PARTS, False, BLOCK,
+            IS_ALIGNED,
+        )  # fmt: skip
+    own = here + offset
     if IS_STAGED and IS_ALIGNED:
         own = input.to(tl.int64, bitcast=True) + (first + part * pitch) * SIZE
     elif not IS_STAGED:
         own += source
     has_met = signal.meet(space, peers, signal.OPENING, rank, NUMBER, call, epoch, patience)
     take_share(
-        sources, offset, 0, own, rank, out + first, pitch, n, n, has_met, RANKS, OP, False, BLOCK,
-        IS_OUT_ALIGNED,
-    )  # fmt: skip
+        sources, own, rank, offset, out + first, pitch, n, has_met, RANKS, OP, BLOCK, IS_OUT_ALIGNED
+    )
     if not IS_STAGED:
         signal.meet(space, peers, signal.CLOSING, rank, NUMBER, call, epoch, patience)
 
 
 @triton.jit
-def pull_in_two_shots(
+def reduce_in_two_shots(
     space, input, out, rank, first, pitch, n, staging, buffer_bytes, call, source, patience,
     RANKS: tl.constexpr, OP: tl.constexpr, NUMBER: tl.constexpr, IS_STAGED: tl.constexpr,
-    IS_ALIGNED: tl.constexpr, IS_OUT_ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr, THREADS: tl.constexpr, PHASE: tl.constexpr,
+    IS_DIRECT: tl.constexpr, IS_ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    THREADS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Each rank pulls and reduces its part of all ranks' inputs, as reduce_scatter does. Then all
     ranks pull the reduced parts, as all_gather does.
@@ -437,41 +508,57 @@ def pull_in_two_shots(
     Parts have `pitch` elements; the last ones may have fewer, or none. The reduced part lies in the
     buffer, in the place of this rank's own part, which no peer reads. The second meeting also keeps
     each rank from changing its input while others still read it.
+
+    IS_DIRECT: no second pull, as each rank stores its part in all ranks' outputs, at the same place
+    of their workspaces. A program that lacks data stores none, and does not come to the second
+    meeting. So its peers lack theirs, too. An output may be the input: only the program that stores
+    an element has read it, on all ranks.
     """
-    DTYPE: tl.constexpr = input.dtype.element_ty
-    SIZE: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    SIZE: tl.constexpr = input.dtype.element_ty.primitive_bitwidth // 8
     peers = signal.peers(space, rank, RANKS, THREADS)
     places = signal.places(space, 0, RANKS)
     epoch, patience = signal.begin(space, patience)
     input += first
+    out += first
     distance = pitch * SIZE
-    place = staging + (epoch & 1) * buffer_bytes
-    buffer = (space.to(tl.int64, bitcast=True) + place).to(tl.pointer_type(DTYPE))
-    if IS_STAGED:
-        for p in tl.static_range(RANKS):
-            if not IS_ALIGNED or p != rank:  # an aligned part is read where it is
-                count = tl.maximum(tl.minimum(n - p * pitch, pitch), 0)
-                copy_share(input + p * pitch, buffer + p * pitch, count, BLOCK, IS_ALIGNED)
+    here = space.to(tl.int64, bitcast=True)
+    buffer = staging + (epoch & 1) * buffer_bytes
     offset = rank * distance
     if IS_STAGED:
-        offset += place
+        offset += buffer
+        stage(
+            input, here + buffer, rank, pitch, distance, pitch, n, RANKS, True, BLOCK, IS_ALIGNED
+        )  # fmt: skip
     else:
         offset += source + first * SIZE
-    own = space.to(tl.int64, bitcast=True) + offset
+    own = here + offset
     if IS_STAGED and IS_ALIGNED:
         own = (input + rank * pitch).to(tl.int64, bitcast=True)
     has_met = signal.meet(space, peers, signal.OPENING, rank, NUMBER, call, epoch, patience)
-    count = tl.maximum(tl.minimum(n - rank * pitch, pitch), 0)
-    take_share(
-        places, offset, 0, own, rank, buffer + rank * pitch, pitch, count, n, has_met, RANKS, OP,
-        False, BLOCK, True,
-    )  # fmt: skip
-    has_met = signal.meet(space, peers, signal.CLOSING, rank, NUMBER, call, epoch, patience)
-    own = (buffer + rank * pitch).to(tl.int64, bitcast=True)
-    take_share(
-        places, place, distance, own, rank, out + first, pitch, pitch, n, has_met, RANKS, GATHER,
-        True, BLOCK, IS_OUT_ALIGNED,
-    )  # fmt: skip
+    count = elements_of(rank, pitch, n)
+    if IS_DIRECT:
+        if has_met:
+            target = out.to(tl.int64, bitcast=True) - here + rank * distance
+            take_parts(
+                places, offset, 0, own, rank, out, target, pitch, count, count, has_met, RANKS, OP,
+                True, BLOCK, THREADS,
+            )  # fmt: skip
+            has_met = signal.meet(space, peers, signal.CLOSING, rank, NUMBER, call, epoch, patience)
+        if not has_met:
+            for p in range(RANKS):
+                fill_share(out + p * pitch, elements_of(p, pitch, n), BLOCK, THREADS)
+    else:
+        reduced = (here + buffer + rank * distance).to(out.dtype)
+        take_parts(
+            places, offset, 0, own, rank, reduced, 0, pitch, count, count, has_met, RANKS, OP,
+            False, BLOCK, THREADS,
+        )  # fmt: skip
+        has_met = signal.meet(space, peers, signal.CLOSING, rank, NUMBER, call, epoch, patience)
+        own = reduced.to(tl.int64, bitcast=True)
+        take_parts(
+            places, buffer, distance, own, rank, out, 0, pitch, pitch, n, has_met, RANKS, GATHER,
+            False, BLOCK, THREADS,
+        )  # fmt: skip
 
 
 def numbers(_: Any, call: int, source: int, patience: int) -> tuple[int, ...]:
@@ -512,6 +599,24 @@ def tile_of(n: int, size: int, ranks: int) -> int:
     return THREADS * accesses * 16 // size
 
 
+def launch_of(
+    kernel: Any,
+    tiles: int,
+    most: int,
+    tensors: tuple[Operand, Operand, Operand],
+    scalars: tuple[int, ...],
+    constants: tuple[Any, ...],
+    warps: int,
+    registers: int,
+) -> Launch:
+    """A launch of at most `most` programs, which all run at once and take tiles by turns."""
+    programs = tensors[-1].device.programs(min(tiles, most), 1)
+    return Launch(
+        kernel, (programs,), tensors, scalars, constants, warps, numbers, phases=1,
+        per_multiprocessor=1, max_registers=registers,
+    )  # fmt: skip
+
+
 def plan_exchange(
     workspace: Operand,
     input: Operand,
@@ -533,23 +638,21 @@ def plan_exchange(
     Args:
         op, number: the reduction or GATHER, and the op's number in reports.
     """
-    size, device = input.element_size(), out.device
+    size, tensors = input.element_size(), (workspace, input, out)
     bytes, most = n * size, most_programs(blocks, out)
     if protocol == "push":
         check_pushed(bytes, rooms)
         pairs = triton.cdiv(bytes, 8)
         is_whole = input.address in (0, 8) and out.address in (0, 8) and bytes % 8 == 0
-        launch = Launch(
+        launch = launch_of(
             exchange_push,
-            (device.programs(min(triton.cdiv(pairs, PAIRS), most), 1),),
-            (workspace, input, out),
+            triton.cdiv(pairs, PAIRS),
+            most,
+            tensors,
             (rank, n, n, rooms.packets, 2 * rooms.most_pushed),
             (ranks, op, number, parts > 1, is_whole, PAIRS),
             PUSH_WARPS,
-            numbers,
-            phases=1,
-            per_multiprocessor=1,
-            max_registers=PUSH_REGISTERS,
+            PUSH_REGISTERS,
         )
         return Plan("push", (launch,), None)
     if protocol in TWO_SHOTS:
@@ -562,17 +665,15 @@ def plan_exchange(
     is_out_aligned = out.is_aligned and (op != GATHER.value or bytes % 16 == 0)
     tile = tile_of(min(longest, n), size, ranks)
     launches = tuple(
-        Launch(
+        launch_of(
             exchange_pull,
-            (device.programs(min(triton.cdiv(count, tile), most), 1),),
-            (workspace, input, out),
+            triton.cdiv(count, tile),
+            most,
+            tensors,
             (rank, first, n, count, rooms.staging, rooms.most_staged),
             (ranks, op, number, parts, is_staged, is_aligned, is_out_aligned, tile, THREADS),
             PULL_WARPS,
-            numbers,
-            phases=1,
-            per_multiprocessor=1,
-            max_registers=PULL_REGISTERS,
+            PULL_REGISTERS,
         )
         for first in range(0, n, longest)
         for count in (min(longest, n - first),)
@@ -595,27 +696,25 @@ def plan_two_shots(
     """Plans an all-reduce in two shots. Where a buffer does not hold them, they take several
     launches.
     """
-    size, n = input.element_size(), input.numel()
-    longest = rooms.most_staged // ranks // 16 * 16 // size * ranks
+    size, n, is_direct = input.element_size(), input.numel(), protocol == "direct shots"
+    held = rooms.most_staged // ranks // 16 * 16 // size * ranks
+    longest = n if is_direct else held  # no buffer holds direct shots
     launches = []
     for first in range(0, n, longest):
         count = min(longest, n - first)
         pitch = triton.cdiv(count * size, 16 * ranks) * 16 // size
         tile = tile_of(pitch, size, ranks)
-        programs = min(triton.cdiv(pitch, tile), most_programs(blocks, out))
         launches.append(
-            Launch(
-                pull_in_two_shots,
-                (out.device.programs(programs, 1),),
+            launch_of(
+                reduce_in_two_shots,
+                triton.cdiv(pitch, tile),
+                most_programs(blocks, out),
                 (workspace, input, out),
                 (rank, first, pitch, count, rooms.staging, rooms.most_staged),
-                (ranks, op, op, protocol == "two shots", input.is_aligned, out.is_aligned, tile,
+                (ranks, op, op, protocol == "two shots", is_direct, input.is_aligned, tile,
                  THREADS),
                 PULL_WARPS,
-                numbers,
-                phases=1,
-                per_multiprocessor=1,
-                max_registers=PULL_REGISTERS,
+                PULL_REGISTERS,
             )
         )  # fmt: skip
     return Plan(name_of(protocol), tuple(launches), None)

@@ -18,14 +18,16 @@ struct Rooms {
 };
 
 struct Protocol {
-  bool is_push, is_two_shots, is_in_place;
+  bool is_push, is_direct, is_two_shots, is_in_place;
 
   explicit Protocol(std::string_view name)
       : is_push(name == "push"),
-        is_two_shots(name == "two shots" || name == "two shots in place"),
+        is_direct(name == "direct shots"),
+        is_two_shots(is_direct || name == "two shots" || name == "two shots in place"),
         is_in_place(name == "in place" || name == "two shots in place") {}
 
   const char* name() const {
+    if (is_direct) return "direct shots";
     if (is_two_shots) return is_in_place ? "two shots in place" : "two shots";
     return is_push ? "push" : is_in_place ? "pull in place" : "pull";
   }
@@ -126,20 +128,23 @@ void plan_exchange(Planner& planner, std::string_view protocol, int64_t ranks, i
 }
 
 // Plans an all-reduce of n elements of T in two shots. Where a buffer does not hold them, they take
-// several launches. Calls add(is_staged, how, first, count) for each range of elements.
+// several launches. Calls add(shots, how, first, count) for each range of elements.
 template <typename T, typename Add>
 void plan_two_shots(Planner& planner, std::string_view protocol, int64_t ranks, int64_t blocks,
                     const Rooms& rooms, int64_t n, Add add) {
   const Protocol way(protocol);
-  const int64_t most = rooms.most_staged / ranks / kAccessBytes * kAccessBytes / sizeof(T) * ranks;
+  const int64_t held = rooms.most_staged / ranks / kAccessBytes * kAccessBytes / sizeof(T) * ranks;
+  const int64_t most = way.is_direct ? n : held;  // no buffer holds direct shots
   for (int64_t first = 0; first < n; first += most) {
     const int64_t count = std::min(most, n - first);
     const int64_t bytes = elements_of_part<T>(count, ranks) * sizeof(T);
     const Launch how = exchange_launch(planner, blocks, bytes, pulled_at_once(ranks), kPullThreads);
-    if (way.is_in_place) {
-      add(std::false_type{}, how, first, count);
+    if (way.is_direct) {
+      add(std::integral_constant<Shots, Shots::kDirect>{}, how, first, count);
+    } else if (way.is_in_place) {
+      add(std::integral_constant<Shots, Shots::kInPlace>{}, how, first, count);
     } else {
-      add(std::true_type{}, how, first, count);
+      add(std::integral_constant<Shots, Shots::kStaged>{}, how, first, count);
     }
   }
   planner.plan.variant = way.name();

@@ -26,7 +26,7 @@
 
 namespace diglot {
 
-enum class Lifetime { kCall, kStream, kGroup };
+enum class Lifetime { kCall, kStream };
 
 // Memory that a launch needs in addition to its tensors. `zeroed` leading bytes must be zero: at
 // each launch, or for a stream's scratch when it is allocated.
@@ -34,13 +34,10 @@ struct Scratch {
   int64_t bytes = 0;  // 0: none
   int64_t zeroed = 0;
   Lifetime lifetime = Lifetime::kCall;
-  std::string group = {};  // the name of the process group that keeps it
 };
 
 // Bytes for a grid barrier at the start of scratch that a stream keeps.
 constexpr int64_t kBarrierBytes = 16;
-// Bytes for the addresses of all ranks' buffers at the start of scratch that a group keeps.
-constexpr int64_t kGroupHeaderBytes = 512;
 
 // Numbers by name, or without one.
 using Numbers = std::vector<std::pair<const char*, int64_t>>;
@@ -146,7 +143,6 @@ class Planner {
     plan.scratch.bytes = std::max(plan.scratch.bytes, scratch.bytes);
     plan.scratch.zeroed = std::max(plan.scratch.zeroed, scratch.zeroed);
     plan.scratch.lifetime = std::max(plan.scratch.lifetime, scratch.lifetime);
-    if (!scratch.group.empty()) plan.scratch.group = scratch.group;
     return Address<char>(Address<char>::kScratch);
   }
 

@@ -323,10 +323,10 @@ DIGLOT_DEVICE void reduce_ranks(const Vector<T, kElements> (&data)[kRanks], int 
   }
 }
 
-// A Work that stores the reductions.
-template <typename T, typename Op>
+// A Work that stores the reductions, in one output or in those of all ranks.
+template <typename T, typename Op, int kOutputs = 1>
 struct Reduction {
-  T* out;
+  T* outs[kOutputs];
   int ranks;
   float divisor;
 
@@ -340,7 +340,10 @@ struct Reduction {
     for (int i = 0; i < kElements; ++i) {
       results[i] = convert<T>(divisor == 1 ? sums[i] : sums[i] / divisor);
     }
-    store_within(out, first, n, true, results);
+    DIGLOT_UNROLL
+    for (int r = 0; r < kOutputs; ++r) {
+      if (r == 0 || r < ranks) store_within(outs[r], first, n, true, results);
+    }
   }
 };
 
@@ -379,16 +382,35 @@ DIGLOT_HOST_DEVICE int64_t elements_of_part(int64_t n, int64_t parts) {
   return (n + parts * kElements - 1) / (parts * kElements) * kElements;
 }
 
+// Fills the tiles of n elements that the block would take.
+template <int kRanks, typename T>
+DIGLOT_DEVICE void fill_share(T* to, int64_t n, T value) {
+  constexpr int64_t kTile = int64_t{kPulledBytes} / sizeof(T) / kRanks * kPullThreads;
+  for (int64_t begin = blockIdx.x * kTile; begin < n; begin += gridDim.x * kTile) {
+    const int64_t end = begin + kTile < n ? begin + kTile : n;
+    for (int64_t e = begin + threadIdx.x; e < end; e += kPullThreads) to[e] = value;
+  }
+}
+
+// Where the inputs and outputs of two shots lie: in the rank's own memory; or the inputs, or both,
+// at the same places of all ranks' workspaces.
+enum class Shots { kStaged, kInPlace, kDirect };
+
 // Two shots: each rank pulls and reduces its part of all ranks' inputs, as reduce_scatter does.
 // Then all ranks pull the reduced parts, as all_gather does. A rank so reads 2 / ranks of what one
-// pull of everything reads. With kIsStaged, a block first copies its share of the input to the
-// rank's buffer at `staging`; otherwise all ranks' inputs lie at `source`. The reduced part lies in
-// the buffer, too: in the place of this rank's own part, which no peer reads. The second meeting
-// also keeps each rank from changing its input while others still read it.
-template <int kRanks, bool kIsStaged, typename T, typename Op>
-DIGLOT_DEVICE void pull_in_two_shots(SignalSpace* space, const Party& party, int64_t source,
-                                     int64_t staging, int64_t buffer_bytes, int64_t n,
-                                     const T* input, float divisor, T* out) {
+// pull of everything reads. If staged, a block first copies its share of the input to the rank's
+// buffer at `staging`; otherwise all ranks' inputs lie at `source`. The reduced part lies in the
+// buffer, too: in the place of this rank's own part, which no peer reads. The second meeting also
+// keeps each rank from changing its input while others still read it.
+//
+// Direct shots need no second pull: each rank stores its part in all ranks' outputs. A block that
+// lacks data stores none, and does not come to the second meeting. So its peers lack theirs, too.
+// An output may be the input: only the block that stores an element has read it, on all ranks.
+template <int kRanks, Shots kShots, typename T, typename Op>
+DIGLOT_DEVICE void reduce_in_two_shots(SignalSpace* space, const Party& party, int64_t source,
+                                       int64_t staging, int64_t buffer_bytes, int64_t n,
+                                       const T* input, float divisor, T* out) {
+  constexpr bool kIsStaged = kShots == Shots::kStaged;
   constexpr int kLoads = kPulledBytes / kAccessBytes / kRanks;
   const int rank = party.rank, ranks = party.ranks;
   const int64_t pitch = elements_of_part<T>(n, ranks);
@@ -401,7 +423,8 @@ DIGLOT_DEVICE void pull_in_two_shots(SignalSpace* space, const Party& party, int
   Signals signals(space, party);
   staging += signals.parity() * buffer_bytes;
   if (kIsStaged) source = staging;
-  auto* const buffer = reinterpret_cast<T*>(reinterpret_cast<char*>(space) + staging);
+  char* const own = reinterpret_cast<char*>(space);
+  auto* const buffer = reinterpret_cast<T*>(own + staging);
   const bool is_aligned = is_multiple_of(input, kAccessBytes);
   if (kIsStaged) {
     for (int part = 0; part < ranks; ++part) {
@@ -420,12 +443,27 @@ DIGLOT_DEVICE void pull_in_two_shots(SignalSpace* space, const Party& party, int
     reduced[r] = reinterpret_cast<const T*>(owners[r] + staging) + (r < ranks ? r : rank) * pitch;
   }
   const bool have_met = signals.meet(kOpening);
+  if constexpr (kShots == Shots::kDirect) {
+    if (have_met) {
+      Reduction<T, Op, kRanks> reduction{{}, ranks, divisor};
+      const int64_t target = reinterpret_cast<char*>(out) - own;
+      DIGLOT_UNROLL
+      for (int r = 0; r < kRanks; ++r) {
+        reduction.outs[r] = reinterpret_cast<T*>(owners[r] + target) + rank * pitch;
+      }
+      take_share(sources, count_of(rank), true, reduction);
+      if (signals.meet(kClosing)) return;
+    }
+    for (int part = 0; part < ranks; ++part) {
+      fill_share<kRanks>(out + part * pitch, count_of(part), convert<T>(quiet_nan()));
+    }
+    return;
+  }
   take_share(sources, count_of(rank), have_met,
-             Reduction<T, Op>{buffer + rank * pitch, ranks, divisor});
+             Reduction<T, Op>{{buffer + rank * pitch}, ranks, divisor});
   const bool are_reduced = signals.meet(kClosing);
   take_share(reduced, pitch, are_reduced,
-             Gathering<T>{out, pitch, n, ranks, is_multiple_of(out, kAccessBytes),
-                          convert<T>(quiet_nan())});
+             Gathering<T>{out, pitch, n, ranks, true, convert<T>(quiet_nan())});
 }
 
 }  // namespace diglot
