@@ -12,6 +12,7 @@ from diglot.define.operator import Operator
 from diglot.ops.activation_backward import activation_backward, bend
 from diglot.ops.add import add
 from diglot.ops.linear import check_layer, linear_operator, run_layer
+from diglot.ops.linear_parameters import parameter_gradients
 from diglot.ops.products import (
     autocast,
     check_operands,
@@ -147,10 +148,7 @@ def _gradients(
     by_weight2 = by_bias2 = None
     parts = [] if of_before is None else [of_before]
     if grad is not None:
-        if needs[2]:
-            by_weight2 = product_of(rows_of(grad).mT, rows_of(hidden))
-        if needs[4]:
-            by_bias2 = unbroadcast(grad, *ctx.biases[1])
+        by_weight2, by_bias2 = _of_parameters(ctx, grad, hidden, 1, (needs[2], needs[4]))
         if needs[0] or needs[1] or needs[3]:
             parts.append(_hidden_gradient(grad, weight2, before, *_hidden(ctx)))
     if of_hidden is not None:
@@ -160,12 +158,21 @@ def _gradients(
     through = parts[0]
     for part in parts[1:]:
         through = add(through, part, backend=backend)
+    by_weight1, by_bias1 = _of_parameters(ctx, through, input, 0, (needs[1], needs[3]))
+    by_input = product_of(through, weight1) if needs[0] else None
+    return by_input, by_weight1, by_weight2, by_bias1, by_bias2
+
+
+def _of_parameters(
+    ctx: Any, grad: Tensor, input: Tensor, layer: int, needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of a layer's weight and bias, where they are needed."""
+    if all(needs):
+        return parameter_gradients(grad, input, ctx.precision, ctx.backend)
+    product_of = multiply_like(ctx)
     return (
-        product_of(through, weight1) if needs[0] else None,
-        product_of(rows_of(through).mT, rows_of(input)) if needs[1] else None,
-        by_weight2,
-        unbroadcast(through, *ctx.biases[0]) if needs[3] else None,
-        by_bias2,
+        product_of(rows_of(grad).mT, rows_of(input)) if needs[0] else None,
+        unbroadcast(grad, *ctx.biases[layer]) if needs[1] else None,
     )
 
 
