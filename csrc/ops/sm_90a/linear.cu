@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(SummedTile<T>::kThreads, 1)
                         const __grid_constant__ TensorMap map_c,
                         const __grid_constant__ Epilogue<T> epilogue, T* sums_of_rows,
                         char* scratch, const __grid_constant__ WgmmaProduct product) {
-  multiply_by_wgmma<T, SummedTile<T>>(a, b, map_c, map_c, epilogue, scratch, product, sums_of_rows);
+  multiply_and_sum_rows<T, SummedTile<T>>(a, b, map_c, epilogue, sums_of_rows, scratch, product);
 }
 
 }  // namespace diglot

@@ -32,7 +32,7 @@ struct RowSums {
   using Ones = SmemTile<kType, Major::kK, Swizzle::kNone, 8, depth_of(kType)>;
 
   uint64_t ones;  // a descriptor
-  float sums[kSums];
+  float sums[kSums] = {};
 
   // Writes ones to a consumer's memory, which wgmma reads. Its threads call it.
   static DIGLOT_DEVICE uint64_t make_ones(T (&tile)[kWarpgroupThreads], int barrier) {
@@ -43,11 +43,7 @@ struct RowSums {
     return Ones::descriptor(shared_address(tile), 0, 0);
   }
 
-  DIGLOT_DEVICE void begin() {
-    DIGLOT_UNROLL
-    for (float& sum : sums) sum = 0;
-    fence_accumulators(sums);
-  }
+  DIGLOT_DEVICE void begin() { fence_accumulators(sums); }
   // Adds those of an instruction's depth of A, given its descriptor.
   template <Major kMajor>
   DIGLOT_DEVICE void add(uint64_t a) {

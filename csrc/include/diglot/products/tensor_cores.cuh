@@ -447,7 +447,7 @@ template <typename T, typename Shape, typename Out>
 DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
                                   const TensorMap& map_c, const TensorMap& map_before,
                                   const Epilogue<Out>& epilogue, char* scratch,
-                                  const WgmmaProduct& product, Out* sums_of_rows) {
+                                  const WgmmaProduct& product, Out* sums_of_rows = nullptr) {
   // Sums of 16-bit types leave registers for a bias, where little else follows them.
   constexpr bool kKeepsBias = sizeof(T) == 2 && Shape::kIsPlain && !Shape::kHasRowSums;
   const int consumer = consumer_number();
@@ -486,12 +486,11 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
           of_rows);
     };
     RowSumsOf<T, Shape> of_rows{ones};
-    if (!Shape::kHasRowSums || column == 0) {
-      multiply(of_rows);
-    } else {
-      of_rows.begin();  // parts of K leave them in scratch too
+    if constexpr (Shape::kHasRowSums) {
       NoRowSums none;
-      multiply(none);
+      column == 0 ? multiply(of_rows) : multiply(none);
+    } else {
+      multiply(of_rows);
     }
     const BatchPlace place = place_in_batch(product, tile.batch);
     const auto finish = [&](auto& half, int first, auto has) {
@@ -591,25 +590,47 @@ DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, Clu
   cluster.wait();
 }
 
-template <typename T, typename Shape, typename Out>
-DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
-                                     const TensorMap& map_before, const Epilogue<Out>& epilogue,
-                                     char* scratch, const WgmmaProduct& product,
-                                     Out* sums_of_rows = nullptr) {
+template <typename Shape>
+DIGLOT_DEVICE void prefetch_maps(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
+                                 const WgmmaProduct& product) {
   if (threadIdx.x == Shape::kThreads - 1) {  // a thread with nothing else to do
     tma_prefetch_map(a);
     tma_prefetch_map(b);
     if (product.is_stored_by_tma) tma_prefetch_map(map_c);
   }
+}
+
+template <typename T, typename Shape, typename Out>
+DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
+                                     const TensorMap& map_before, const Epilogue<Out>& epilogue,
+                                     char* scratch, const WgmmaProduct& product) {
+  prefetch_maps<Shape>(a, b, map_c, product);
   share_out<Shape>(
       [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
         produce_stages<Shape>(shared, full, empty, a, b, product);
       },
       [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
-        consume_stages<T, Shape>(shared, full, empty, map_c, map_before, epilogue, scratch, product,
-                                 sums_of_rows);
+        consume_stages<T, Shape>(shared, full, empty, map_c, map_before, epilogue, scratch,
+                                 product);
       },
       product.meets ? Cluster{product.schedule.parts} : Cluster{product.cluster, true});
+}
+
+// The same of a SummedShape, without clusters. The sums of A's rows go to `sums_of_rows`.
+template <typename T, typename Shape>
+DIGLOT_DEVICE void multiply_and_sum_rows(const TensorMap& a, const TensorMap& b,
+                                         const TensorMap& map_c, const Epilogue<T>& epilogue,
+                                         T* sums_of_rows, char* scratch,
+                                         const WgmmaProduct& product) {
+  prefetch_maps<Shape>(a, b, map_c, product);
+  share_out<Shape>(
+      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
+        produce_stages<Shape>(shared, full, empty, a, b, product);
+      },
+      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
+        consume_stages<T, Shape>(shared, full, empty, map_c, map_c, epilogue, scratch, product,
+                                 sums_of_rows);
+      });
 }
 
 }  // namespace diglot
