@@ -157,7 +157,7 @@ benchmark = Benchmark(
 )
 
 
-def _parameters(grad: Tensor, x: Tensor, backend: str) -> Tensors:
+def _parameters(grad: Tensor, x: Tensor, *, backend: str) -> Tensors:
     return parameter_gradients(grad, x, None, backend)
 
 
@@ -180,7 +180,7 @@ def _launched(numbers: dict[str, int], backend: str, case: Case, tensors: Tensor
     """By one kind of plans, whichever are the default."""
     if case.direction != PARAMETERS:
         return None
-    return products.with_plans(numbers, functools.partial(_parameters, *tensors, backend))
+    return products.with_plans(numbers, functools.partial(_parameters, *tensors, backend=backend))
 
 
 for _way, _numbers in LAUNCHES.items():

@@ -142,7 +142,7 @@ const std::vector<Entry> kernels = {
     // Three tiles for each block, so its consumers have two and one.
     {"136x264x392",
      start_product<WgmmaShape<bfloat16, 128, false, true, true>, 136, 264, 392, 1, 2>},
-    // Six tiles for one block, two of which are summed; and two parts of each for four.
+    // One block has six tiles, and sums the rows of two. Four blocks have two parts of each.
     {"136x136x328", start_sums<136, 136, 328, 1, 1>},
     {"136x136x456", start_sums<136, 136, 456, 2, 4>},
 };

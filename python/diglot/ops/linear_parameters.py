@@ -36,6 +36,26 @@ def parameter_gradients(
     return made
 
 
+def needed_gradients(
+    ctx: Any, grad_output: Tensor, input: Tensor, bias: Any, needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Those of a layer's weight and bias, where they are needed.
+
+    Args:
+        ctx: has the precision and the backend.
+        bias: its shape and what else `unbroadcast` takes; None without one.
+    """
+    if all(needs) and bias[0] == grad_output.shape[-1:]:
+        return parameter_gradients(grad_output, input, ctx.precision, ctx.backend)
+    of_weight = of_bias = None
+    if needs[0]:
+        rows = rows_of(grad_output).mT, rows_of(input)
+        of_weight = multiply(*rows, ctx.backend, False, ctx.precision)
+    if needs[1]:
+        of_bias = unbroadcast(grad_output, *bias)
+    return of_weight, of_bias
+
+
 def _forward(
     grad_output: Tensor, input: Tensor, precision: str | None, backend: str
 ) -> tuple[Tensor, Tensor]:

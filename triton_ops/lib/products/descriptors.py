@@ -42,8 +42,8 @@ def multiply_by_descriptors(
             transpose where ALONG_M; B, or its transpose where not ALONG_N.
         outputs: two descriptors; without HAS_DESCRIPTOR pointers to rows that begin every
             `row_stride`. The first may be None.
-        row_sums: where the sums of A's rows go, and scratch for those of parts of K; each None
-            where there are none. There is no batch then, and operands are not exchanged.
+        row_sums: where the sums of A's rows go, or None; and scratch for those of parts of K, or
+            None. With them there is no batch, and operands are not exchanged.
         counters, scratch: of `leave_part`; None where K is not split.
         sizes: M, N, K.
         batch: matrices along its second dimension, or None; `steps` of `offset_of`, of outputs and

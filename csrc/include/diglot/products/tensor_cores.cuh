@@ -616,7 +616,8 @@ DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, con
       product.meets ? Cluster{product.schedule.parts} : Cluster{product.cluster, true});
 }
 
-// The same of a SummedShape, without clusters. The sums of A's rows go to `sums_of_rows`.
+// Multiplies and sums A's rows, by a SummedShape and without clusters. `sums_of_rows` gets the
+// sums.
 template <typename T, typename Shape>
 DIGLOT_DEVICE void multiply_and_sum_rows(const TensorMap& a, const TensorMap& b,
                                          const TensorMap& map_c, const Epilogue<T>& epilogue,
