@@ -1,4 +1,4 @@
-"""linear: layers of published models, one with GELU, providers, bars."""
+"""linear: layers of published models, one with GELU, gradients of parameters, providers, bars."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from diglot.bench.harness import (
     normal,
     speed_over_torch,
 )
+from diglot.ops.linear_parameters import parameter_gradients
 from diglot.reference.gelu import gelu_oracle
+from diglot.reference.linear import SPEC
 from diglot.reference.matmul import expected_product
 from diglot.reference.mlp import SLOPE
-from diglot.reference.specs import Expected
+from diglot.reference.specs import Expected, nbytes
 
 SEED, CASES = 26, 60
 MOST_TOKENS = 1 << 14
@@ -36,6 +38,16 @@ TOKENS = 8192
 # By K, the bounds of the speed over PyTorch's two kernels.
 GELU_BARS = {1024: (1.25, 1.20), 2048: (1.12, 1.08), 4096: (1.04, 1.02)}
 PLAIN = "plain product"  # our other way to compare with
+# Of weight and bias: a case's shape is that of the layer. Our other ways are both kinds of plans.
+PARAMETERS = "gradients of parameters"
+LAUNCHES = {
+    "two launches": {"products.both.row_sums": 0},
+    "one launch": {"products.both.row_sums": 1},
+}
+TRAINED = [
+    *((TOKENS, n, k) for f in (768, 1024, 4096) for n, k in ((4 * f, f), (f, 4 * f))),
+    (2048, 4096, 4096),
+]
 
 
 def layers(seed: int = SEED, count: int = CASES) -> list[tuple[int, int, int]]:
@@ -65,6 +77,7 @@ def _cases() -> list[Case]:
         ),
         *(Case("forward", torch.bfloat16, (TOKENS, 4 * k, k), {"with": GELU}) for k in GELU_BARS),
         Case("forward", torch.float32, (64, 64, 64), {"with": BIAS}, timer="host"),
+        *(Case(PARAMETERS, torch.bfloat16, shape) for shape in TRAINED),
     ]
 
 
@@ -74,10 +87,16 @@ def _has_gelu(case: Case) -> bool:
 
 def _inputs(case: Case) -> Tensors:
     m, n, k = case.shape
+    if case.direction == PARAMETERS:
+        return normal([(m, n), (m, k)], case.dtype)
     return normal([(m, k), (n, k), *([(n,)] if "with" in case.options else [])], case.dtype)
 
 
-def _expected(case: Case, tensors: Tensors) -> Expected:
+def _expected(case: Case, tensors: Tensors) -> Expected | tuple[Expected, ...]:
+    if case.direction == PARAMETERS:
+        grad, x = tensors
+        made = SPEC.backward(grad, x, x.new_zeros(grad.shape[1], x.shape[1]), grad[0])
+        return made["weight"], made["bias"]
     x, weight, *bias = tensors
     sums = expected_product(x, weight.mT, bias[0] if bias else None, case.dtype)
     if not _has_gelu(case):
@@ -86,8 +105,16 @@ def _expected(case: Case, tensors: Tensors) -> Expected:
     return Expected(gelu_oracle, sums.tensors, {}, case.dtype, SLOPE * sums.allowance)
 
 
+def _bytes_moved(case: Case, tensors: Tensors) -> int:
+    if case.direction != PARAMETERS:
+        return products.bytes_moved(case, tensors)
+    _, n, k = case.shape
+    return sum(map(nbytes, tensors)) + (n * k + n) * case.dtype.itemsize
+
+
 def _is_layer(row: Row) -> bool:
-    return row["timer"] == "device" and row["options"].get("with") != GELU
+    is_forward = (row["direction"], row["timer"]) == ("forward", "device")
+    return is_forward and row["options"].get("with") != GELU
 
 
 def _is_activated(row: Row) -> bool:
@@ -99,7 +126,7 @@ benchmark = Benchmark(
     cases=_cases(),
     inputs=_inputs,
     expected=_expected,
-    bytes_moved=products.bytes_moved,
+    bytes_moved=_bytes_moved,
     flops=products.flops,
     shape=products.square,
     keywords=lambda case: {"activation": "gelu"} if _has_gelu(case) else {},
@@ -129,7 +156,12 @@ benchmark = Benchmark(
     ],
 )
 
-benchmark.ours({"forward": diglot.linear})
+
+def _parameters(grad: Tensor, x: Tensor, *, backend: str) -> Tensors:
+    return parameter_gradients(grad, x, None, backend)
+
+
+benchmark.ours({"forward": diglot.linear, PARAMETERS: _parameters})
 
 
 def _plain(backend: str, case: Case, tensors: Tensors) -> Call | None:
@@ -144,9 +176,23 @@ def _plain(backend: str, case: Case, tensors: Tensors) -> Call | None:
 products.other_way(benchmark, PLAIN, _plain)
 
 
+def _launched(numbers: dict[str, int], backend: str, case: Case, tensors: Tensors) -> Call | None:
+    """By one kind of plans, whichever are the default."""
+    if case.direction != PARAMETERS:
+        return None
+    return products.with_plans(numbers, functools.partial(_parameters, *tensors, backend=backend))
+
+
+for _way, _numbers in LAUNCHES.items():
+    products.other_way(benchmark, _way, functools.partial(_launched, _numbers))
+
+
 @benchmark.provider("torch", F.linear, F.gelu)
 def _torch(case: Case, tensors: Tensors) -> Call:
-    """PyTorch's layer, and its GELU in a second kernel."""
+    """PyTorch's layer, and its GELU in a second kernel; its product and its sum for gradients."""
+    if case.direction == PARAMETERS:
+        grad, x = tensors
+        return lambda: (grad.mT @ x, grad.sum(0))
     layer = functools.partial(F.linear, *tensors)
     return (lambda: F.gelu(layer())) if _has_gelu(case) else layer
 

@@ -6,11 +6,13 @@ A case's shape is (M, N, K). PyTorch's product is cuBLAS.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 import diglot
+from diglot.backends.choosing import use_plans
 from diglot.bench.harness import (
     OURS,
     Bar,
@@ -25,6 +27,7 @@ from diglot.bench.harness import (
     normal,
 )
 from diglot.reference.specs import find_spec, nbytes
+from diglot.tools import measure
 
 # A product that is compiled or written out is PyTorch's product again. A ranking asks for them.
 ON_DEMAND = ("torch.compile", "formula")
@@ -95,6 +98,34 @@ def other_way(
     """
     for backend in OURS:
         benchmark.provider(f"{backend}, {way}", make)(functools.partial(make, backend))
+
+
+def with_plans(numbers: Mapping[str, int], call: Call) -> Call:
+    """A call whose plans have these numbers.
+
+    Plans belong to the process. So the call is captured in a CUDA graph; without a GPU, each call
+    is planned again.
+    """
+    if not torch.cuda.is_available():
+
+        def planned() -> Any:
+            with use_plans(numbers):
+                return call()
+
+        return planned
+    results: list[Any] = []
+
+    def keep() -> None:
+        results[:] = [call()]
+
+    with use_plans(numbers):
+        replay = measure.captured(keep)
+
+    def replayed(_: Call = call) -> Any:  # the graph reads the operands of the call
+        replay()
+        return results[0]
+
+    return replayed
 
 
 def around(

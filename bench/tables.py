@@ -84,7 +84,8 @@ MODELS = of_rows(
 
 def _layers(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Those of published models in which the peer is furthest ahead."""
-    return models.worst([row for row in rows if (row["op"], row["timer"]) == ("linear", "device")])
+    kind = "linear", "forward", "device"
+    return models.worst([r for r in rows if (r["op"], r["direction"], r["timer"]) == kind])
 
 
 PRODUCT_OPS = (

@@ -60,7 +60,8 @@ def test_every_op_has_launchers():
         "add_layer_norm_forward", "add_rms_norm_forward", "matmul_forward", "linear_forward",
         "scaled_mm_forward", "grouped_mm_forward",
         "moe_activation_forward", "moe_activation_backward", "moe_rows",
-        "linear_backward", "bmm_forward", "addmm_forward", "baddbmm_forward", "mlp_backward",
+        "linear_backward", "linear_parameters_backward", "mlp_backward",
+        "bmm_forward", "addmm_forward", "baddbmm_forward",
         "clip_grad_norm", "grid_barrier_check", "all_reduce", "barrier",
         "all_gather", "reduce_scatter", "all_reduce_add_rms_norm", "philox_words",
     }  # fmt: skip

@@ -105,6 +105,17 @@ def test_groups_in_cuda(tmp_path):
 
 
 @pytest.mark.slow
+def test_sums_of_rows_in_cuda(tmp_path):
+    """Two main loops of one layout. In that of the first column of tiles, ones follow each product,
+    and nothing waits for one of the two.
+    """
+    (code,) = compiled("sm_90a/linear.cu", 1, tmp_path)
+    found = re.findall(r"\bHGMMA\.64x(\d+)x16\.F32\.BF16", code)
+    assert sorted(found) == ["256"] * 8 + ["8"] * 4
+    assert all(name in code for name in (*NAMES, "STSM")) and not re.search(r"\b(LDL|STL)\b", code)
+
+
+@pytest.mark.slow
 def test_copies_in_cuda(tmp_path):
     """A lane moves 16 bytes at once, except at the ends of lines. It loads the lines of a square,
     aligned ones or those that two accesses hold, before it stores one.
@@ -215,6 +226,45 @@ def answers(program: str, cases: list) -> list:
 @pytest.mark.parametrize("cases", [CASES[:1], pytest.param(CASES, marks=pytest.mark.slow)])
 def test_triton(cases):
     assert answers(COMPILED, cases) == [EXPECTED[case] for case in cases]
+
+
+ROW_SUMS = """
+import json, sys
+import torch
+import diglot
+from diglot.tools.resources import compile_stages
+from diglot.triton_ops import linear
+from diglot.triton_ops.launch import launch
+
+H200 = (90, 132, 228 << 10, True)
+answers = []
+for number, parts, dtype in json.loads(sys.argv[1]):
+    numbers = {"products.both.row_sums": 1, "products.triton.number": number}
+    like = torch.empty(0, dtype=getattr(torch, dtype), device="meta")
+    grad, x = like.new_empty(8192, 768), like.new_empty(8192, 3072)
+    outs = x.new_empty(768, 3072), x.new_empty(768)
+    with diglot.use_plans({**numbers, "products.triton.split": parts}):
+        plan = launch.plan(
+            linear.linear_parameters_backward, H200, grad.mT, x, False, "ieee", *outs
+        )
+    (made,) = plan.launches
+    code = compile_stages(made.specialization)
+    products = [product.split(".")[1] for product, _ in code.resources.products]
+    lines = code.stages["ttgir"].decode().splitlines()
+    dots = ["isAsync = true" in line for line in lines if "ttng.warp_group_dot %" in line]
+    is_overlapped = len(dots) >= 2 and all(dots)
+    answers.append([plan.variant, code.resources.spill_bytes, products[-1:], is_overlapped])
+print(json.dumps(answers))
+"""
+SUMMED = [(n, parts, BF16) for parts in (1, 3) for n in range(1, 7)] + [(1, 1, "float16")]
+
+
+@pytest.mark.ahead_of_time
+@pytest.mark.parametrize("cases", [SUMMED[:1], pytest.param(SUMMED, marks=pytest.mark.slow)])
+def test_sums_of_rows_in_triton(cases):
+    """They spill nothing, and their products run beside the others: none is awaited at once."""
+    for case, (variant, *found) in zip(cases, answers(ROW_SUMS, cases), strict=True):
+        assert variant.endswith("sums of rows") and found == [0, ["64x16x16"], True], (case, found)
 
 
 # What may lie around a product of 4096 columns. The input is a matrix, one row for all, or odd

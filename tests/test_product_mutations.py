@@ -12,12 +12,13 @@ HEADERS = [
     ROOT / "csrc/include/diglot/products" / name
     for name in (
         *("tensor_cores.cuh", "accumulators.cuh", "epilogue.cuh", "tma_store.cuh"),
-        *("split.cuh", "schedule.cuh"),
+        *("split.cuh", "schedule.cuh", "row_sums.cuh"),
     )
 ]
 KERNELS = ROOT / "tests/planted/tensor_cores.cu"
 WHOLE, SPLIT, AROUND = (136, 136, 616), (40, 136, 1160), (136, 136, 152)  # M, N, K
 MEETING, TURNS = (136, 136, 680), (136, 264, 392)
+SUMMED, SUMMED_PARTS = (136, 136, 328), (136, 136, 456)
 SEEDS = range(4)
 pytestmark = [
     *NEEDS_CUDA,
@@ -36,7 +37,9 @@ FAULTS = {
     ),
     "release before the products end": Fault("wgmma_wait<1>();", "wgmma_wait<2>();"),
     "bytes": Fault("arrive_expect(Shape::kBytesA + bytes_b)", "arrive_expect(Shape::kBytesA)"),
-    "no fence before the store": Fault("fence_async_proxy();", ""),
+    "no fence before the store": Fault(
+        "fence_async_proxy();  // each thread's writes, before TMA", "// TMA"
+    ),
     "no barrier before the store": Fault(
         "named_barrier_sync(parts.barrier, kWarpgroupThreads);\n  parts.advance();\n  if",
         "parts.advance();\n  if",
@@ -129,7 +132,36 @@ AROUND_FAULTS = {
     ),
     "no activation": Fault("part[i] = activate<kActivation, T>(part[i])", "part[i] += 0"),
 }
+# With the sums of A's rows.
+SUMMED_FAULTS = {
+    "none, with sums": NO_FAULT,
+    "ones without a fence": Fault("fence_async_proxy();  // each thread's write, before", "//"),
+    "ones without a barrier": Fault(
+        "named_barrier_sync(barrier, kWarpgroupThreads);\n    return Ones", "return Ones"
+    ),
+    "ones of few threads": Fault("tile[warpgroup_thread()] =", "tile[warpgroup_thread() % 64] ="),
+    "no tile is summed": Fault("column == 0 ? multiply(of_rows)", "column < 0 ? multiply(of_rows)"),
+    "another column of tiles is summed": Fault(
+        "column == 0 ? multiply(of_rows)", "column > 0 ? multiply(of_rows)"
+    ),
+    "all columns of tiles store": Fault("if (column == 0) of_rows.store", "of_rows.store"),
+    "the sum of another row": Fault(
+        "row + accumulator_row(thread, i);\n      if", "row + i;\n      if"
+    ),
+    "rows past the last": Fault("if (at < m) out[at]", "out[at]"),
+    "K's tail of the sums": Fault(
+        "of_rows.template add<kMajorA>", "if (step + 1 < steps) of_rows.template add<kMajorA>"
+    ),
+}
+SUMMED_PARTS_FAULTS = {
+    "none, with sums of parts": NO_FAULT,
+    "the last part's sums alone": Fault(
+        "decltype(to_all)::value ? all[i] = one : one = all[i];",
+        "if (decltype(to_all)::value) { all[i] = one; } else if (i < kProduct) { one = all[i]; }",
+    ),
+}
 ALL = FAULTS | SPLIT_FAULTS | MEETING_FAULTS | TURNS_FAULTS | AROUND_FAULTS
+ALL |= SUMMED_FAULTS | SUMMED_PARTS_FAULTS
 
 
 def integers(*shape: int) -> torch.Tensor:
@@ -142,16 +174,23 @@ def test_a_fault_is_found(name, tmp_path):
     run = plant(fault, HEADERS, KERNELS, tmp_path)
     groups = {WHOLE: FAULTS, SPLIT: SPLIT_FAULTS, MEETING: MEETING_FAULTS}
     groups |= {TURNS: TURNS_FAULTS, AROUND: AROUND_FAULTS}
+    groups |= {SUMMED: SUMMED_FAULTS, SUMMED_PARTS: SUMMED_PARTS_FAULTS}
     (m, n, k) = next(sizes for sizes, faults in groups.items() if name in faults)
     a, b = integers(m, k), integers(k, n)
     expected = a.double() @ b.double()
     if name in AROUND_FAULTS:
         expected = (expected + a[0, :n] - 2 * a[:, :n]).relu()
-    expected = expected.bfloat16()
-    values = torch.cat([a.flatten(), b.flatten()]).view(torch.float32)
+    has_sums = (m, n, k) in (SUMMED, SUMMED_PARTS)
+    if has_sums:
+        expected = torch.cat([expected.flatten(), a.double().sum(1)])
+    expected = expected.bfloat16().flatten()
+    first = a.mT if has_sums else a
+    values = torch.cat([first.flatten(), b.flatten()]).view(torch.float32)
     found = []
     for seed in SEEDS:
-        message, out = run(f"{m}x{n}x{k}", values=values, blocks=m * n // 2, seed=seed, seconds=60)
-        product = out.view(torch.bfloat16).view(m, n)
+        message, out = run(
+            f"{m}x{n}x{k}", values=values, blocks=len(expected) // 2, seed=seed, seconds=60
+        )
+        product = out.view(torch.bfloat16)
         found.append(message or ("" if torch.equal(product, expected) else "another product"))
     assert any(found) != (fault == NO_FAULT), found

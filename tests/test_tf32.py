@@ -224,7 +224,8 @@ def test_precision_of_a_call(backend):
                 result = function(*leaves, precision=asked, backend=backend)
                 torch.autograd.grad(result.square().sum(), leaves[:2])
             variants = [run.variant for run in runs if run.launcher.endswith(
-                ("mm_forward", "matmul_forward", "linear_forward", "mlp_backward"))]  # fmt: skip
+                ("mm_forward", "matmul_forward", "linear_forward", "linear_parameters_backward",
+                 "mlp_backward"))]  # fmt: skip
             assert len(variants) >= 3, op
             assert all((", TF32" in variant) == (asked == "tf32") for variant in variants), op
 

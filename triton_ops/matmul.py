@@ -63,7 +63,7 @@ def matmul_pointers(
 
 @triton.jit
 def matmul_descriptors(
-    a, b, bias, input, before, c, counters, scratch, m, n, k, row_stride,
+    a, b, bias, input, before, c, row_sums, counters, scratch, row_scratch, m, n, k, row_stride,
     inner, c_outer, c_inner, input_outer, input_inner,
     rows, columns, count, parts, input_row, input_column,
     beta_high, beta_low, alpha_high, alpha_low,
@@ -72,9 +72,10 @@ def matmul_descriptors(
     IS_EXCHANGED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     multiply_by_descriptors(
-        a, b, (bias, 1, input, input_row, input_column), (before, c), counters, scratch, (m, n, k),
-        row_stride, (inner, ((c_outer, c_inner), (input_outer, input_inner))),
-        (rows, columns, count), parts, (beta_high, beta_low, alpha_high, alpha_low),
+        a, b, (bias, 1, input, input_row, input_column), (before, c), (row_sums, row_scratch),
+        counters, scratch, (m, n, k), row_stride,
+        (inner, ((c_outer, c_inner), (input_outer, input_inner))), (rows, columns, count), parts,
+        (beta_high, beta_low, alpha_high, alpha_low),
         OUTER, ALONG_M, ALONG_N, HAS_DESCRIPTOR, ACTIVATION, IS_SLOPE, GROUP, IS_EXCHANGED, PIECES,
         BLOCK,
     )  # fmt: skip
@@ -122,6 +123,15 @@ def plan_product(product: Product) -> Plan:
     if product.is_empty:
         return NOTHING
     return _plan_by_descriptors(product) or _plan_by_pointers(product)
+
+
+def plan_with_row_sums(product: Product) -> Plan | None:
+    """The plan of C = A B whose launch also sums A's rows; None where none does, or where measured
+    numbers do not ask for it.
+    """
+    if product.is_empty or product.a.dtype not in HALVES:
+        return None
+    return _plan_by_descriptors(product, has_row_sums=True)
 
 
 def _plan_by_pointers(product: Product) -> Plan:
@@ -294,7 +304,7 @@ def _epilogue(
     return Epilogue(has_descriptor, has_input, input_strides[0] is not None)
 
 
-def _plan_by_descriptors(product: Product) -> Plan | None:
+def _plan_by_descriptors(product: Product, has_row_sums: bool = False) -> Plan | None:
     """A plan with tensor descriptors; None where these do not take the operands."""
     m, n, k = product.sizes
     device = product.c.device
@@ -321,6 +331,8 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
         return None
     layout = ("T" if along_m else "N") + ("T" if along_k else "N")
     product.choose_numbers(layout)
+    if has_row_sums and not device.tuned("products.both.row_sums"):
+        return None
     around = product.around
     before = around.before and dataclasses.replace(
         c, position=around.before.position, address=around.before.address
@@ -328,8 +340,9 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     outputs = [out for out in (before, c) if out is not None]
     has_descriptor = all(Matrix(out).fits for out in outputs)
     input, input_strides = _beside(product)
-    variant = best_variant(product, _epilogue(product, has_descriptor, input_strides))
-    if variant is None:
+    epilogue = _epilogue(product, has_descriptor, input_strides)
+    variant = best_variant(product, epilogue._replace(has_row_sums=has_row_sums))
+    if variant is None or (has_row_sums and variant.is_exchanged):
         return None
     tile, parts = variant.tile, variant.parts
     block = tile.block
@@ -339,7 +352,10 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
     if tiles[-1] * parts > MOST_SIDE:
         return None
     counters, sums = scratch_of_parts(tiles[-1], parts, block[0] * block[1])
-    matrices = copied_behind(sums, *matrices)
+    row_scratch = None
+    if has_row_sums and sums is not None:
+        row_scratch = Part(torch.float32, tiles[0] * block[0] * parts).after(sums)
+    matrices = copied_behind(row_scratch or sums, *matrices)
     group = device.tuned("products.both.group")
 
     def described(out: Operand | None, has_descriptor: bool) -> Operand | Descriptor | None:
@@ -355,8 +371,10 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
             described(input, input_strides[1] is None),
             described(before, has_descriptor),
             described(c, has_descriptor),
+            product.row_sums if has_row_sums else None,
             counters,
             sums,
+            row_scratch,
         ),
         (
             *product.sizes,
@@ -385,9 +403,10 @@ def _plan_by_descriptors(product: Product) -> Plan | None:
         numbers=product.numbers,
         num_stages=tile.stages,
     )
-    name = f"{variant}{', TF32' * is_tf32}"
+    name = f"{variant}{', TF32' * is_tf32}{', sums of rows' * has_row_sums}"
     copies, of_copies = plan_copies(*matrices)
-    scratch = [part for part in (sums, *(x.part for x in matrices)) if part is not None]
+    used = (sums, row_scratch, *(x.part for x in matrices))
+    scratch = [part for part in used if part is not None]
     zeroed, lifetime = (0, CALL) if counters is None else (counters.end, STREAM)
     return Plan(
         name + of_copies,

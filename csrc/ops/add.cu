@@ -206,3 +206,14 @@ DIGLOT_LAUNCHER(add_backward,
                 "Tensor(z!)? scratch) -> ()")
 
 }  // namespace
+
+namespace diglot {
+
+void plan_sum(Planner& planner, const Operand& grad_output, const Operand& out) {
+  dispatch_floating(grad_output.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    launch_sum<T, AddBackwardSum>(planner, grad_output, compute_t<T>{1}, out);
+  });
+}
+
+}  // namespace diglot

@@ -82,6 +82,57 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   }
 };
 
+using Summed = SummedShape<bfloat16, 64>;
+__global__ void __launch_bounds__(Summed::kThreads, 1)
+    multiply_and_sum(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+                     const __grid_constant__ TensorMap map_c,
+                     const __grid_constant__ Epilogue<bfloat16> epilogue, bfloat16* sums_of_rows,
+                     char* scratch, const __grid_constant__ WgmmaProduct product) {
+  multiply_and_sum_rows<bfloat16, Summed>(a, b, map_c, epilogue, sums_of_rows, scratch, product);
+}
+
+// With the sums of A's rows, which lie behind C. `in` holds the transpose of A, kK x kM, by rows.
+template <int kM, int kN, int kK, int kParts, unsigned kBlocks>
+constexpr Start start_sums = [](const Launch&, const float* in, float* out) {
+  auto* const c = reinterpret_cast<bfloat16*>(out);
+  Epilogue<bfloat16> epilogue{kM, kN, 1, 1, nullptr, 0, nullptr, {}};
+  epilogue.c = c, epilogue.strides = {kN, 1};
+  const TileSchedule tiles{(kM + Summed::kRows - 1) / Summed::kRows,
+                           (kN + Summed::kColumns - 1) / Summed::kColumns, 1, 2};
+  const WgmmaProduct product{Major::kMn,
+                             Major::kMn,
+                             {tiles, (kK + Summed::kDepth - 1) / Summed::kDepth, kParts},
+                             /*cluster=*/1,
+                             /*meets=*/false,
+                             1,
+                             {},
+                             {},
+                             {},
+                             true,
+                             {},
+                             {}};
+  const TensorMap a = map_of(in, kK, kM, 64, Summed::kDepth, Swizzle::k128);
+  const TensorMap b = map_of(in + kM * kK / 2, kK, kN, 64, Summed::kDepth, Swizzle::k128);
+  std::vector<float> scratch(kSplitCounters +
+                             product.schedule.count() * Summed::kRows * (Summed::kColumns + 8));
+  const auto range = [](const void* begin, int64_t bytes) {
+    return interpreter::Range{static_cast<const char*>(begin),
+                              static_cast<const char*>(begin) + bytes};
+  };
+  const interpreter::Arguments scope(
+      {range(in, 2 * kK * (kM + kN)), range(out, 2 * kM * (kN + 1)),
+       range(scratch.data(), 4 * static_cast<int64_t>(scratch.size()))});
+  Launch how{kBlocks, Summed::kThreads};
+  how.shared_bytes = sizeof(Summed::Shared);
+  for (int launches = 0; launches < 2; ++launches) {
+    std::fill_n(out, kM * (kN + 1) / 2, -1.0f);
+    const TensorMap map_c =
+        map_of(out, kM, kN, Summed::kPanel, Summed::kPanelLines, Summed::kPanelSwizzle);
+    launch<multiply_and_sum>(how, nullptr, a, b, map_c, epilogue, c + kM * kN,
+                             reinterpret_cast<char*>(scratch.data()), product);
+  }
+};
+
 const std::vector<Entry> kernels = {
     // Tiles beyond edges, more steps than stages.
     {"136x136x616", start_product<WgmmaShape<bfloat16, 64>, 136, 136, 616, 1, 2>},
@@ -91,6 +142,9 @@ const std::vector<Entry> kernels = {
     // Three tiles for each block, so its consumers have two and one.
     {"136x264x392",
      start_product<WgmmaShape<bfloat16, 128, false, true, true>, 136, 264, 392, 1, 2>},
+    // One block has six tiles, and sums the rows of two. Four blocks have two parts of each.
+    {"136x136x328", start_sums<136, 136, 328, 1, 1>},
+    {"136x136x456", start_sums<136, 136, 456, 2, 4>},
 };
 
 }  // namespace planted

@@ -17,6 +17,7 @@ AHEAD = 1080  # nanoseconds from the request of a step's operands until they are
 MOST_SUMS = 2048
 ACTIVATION = 0.14  # nanoseconds of an SM for an element
 BESIDE_STEPS = 0.7  # the share of it that stays where another program's steps go on
+ONES = 16  # columns of ones with which A's tiles are multiplied (lib/products/row_sums.py)
 SHARED_ASIDE = 2048  # bytes of barriers, and what each block has
 
 
@@ -45,11 +46,13 @@ class Epilogue(NamedTuple):
         has_descriptor: whether descriptors store C.
         has_input: whether a matrix lies beside the product.
         has_addresses: whether that matrix is read by addresses.
+        has_row_sums: whether A's rows are summed too.
     """
 
     has_descriptor: bool
     has_input: bool
     has_addresses: bool
+    has_row_sums: bool = False
 
     def bytes(self, elements: int, itemsize: int) -> int:
         """Shared memory of a piece: of C, of the input, and of sums that change their layout."""
@@ -132,11 +135,13 @@ def _activation_time(tile: Tile) -> float:
 
 def _fitting(variant: Variant, product: Product, epilogue: Epilogue) -> Variant | None:
     """The variant in pieces, with as many stages as shared memory holds; None where it has no room
-    for two, or where registers lack.
+    for two, or where registers lack. Programs that share an SM have none for sums of rows.
     """
     device, itemsize, tile = product.c.device, product.a.element_size(), variant.tile
     has_addresses = epilogue.has_addresses or not epilogue.has_descriptor
     if has_addresses and tile.rows * tile.columns > tile.warps * MOST_SUMS:
+        return None
+    if epilogue.has_row_sums and tile.programs > 1:
         return None
     pieces = max(tile.rows // 32, 1) if variant.is_exchanged else 4 if epilogue.has_input else 2
     # Tiles of either type have lines of equal bytes.
@@ -147,5 +152,7 @@ def _fitting(variant: Variant, product: Product, epilogue: Epilogue) -> Variant 
     stage = (tile.rows + tile.columns) * tile.depth * itemsize
     room = device.shared_bytes // tile.programs - SHARED_ASIDE
     room -= epilogue.bytes(math.prod(variant.piece), product.c.element_size())
+    if epilogue.has_row_sums:
+        room -= tile.depth * ONES * itemsize
     stages = min(tile.stages, room // stage)
     return variant._replace(tile=tile._replace(stages=stages)) if stages > 1 else None

@@ -64,6 +64,7 @@ class Product:
         batches: the batch's layout in C, A, B and the input.
         is_batch_invariant: whether a row's bits must not depend on M.
         is_tf32: of float32, whether tensor cores may ignore 13 bits of operands.
+        row_sums: (m), gets the sums of A's rows; None: nobody wants them.
     """
 
     a: Operand
@@ -75,6 +76,7 @@ class Product:
     batches: Layout
     is_batch_invariant: bool = False
     is_tf32: bool = False
+    row_sums: Operand | None = None
 
     @property
     def is_wide(self) -> bool:
@@ -93,7 +95,7 @@ class Product:
             layout: how the operands lie.
         """
         if not self.is_batch_invariant:
-            layout += ", wide" * self.is_wide
+            layout += ", wide" * self.is_wide + ", row sums" * (self.row_sums is not None)
             self.c.device.choose(layout, (*self.sizes, self.batches.numel), self.a)
 
     def with_precision(self, precision: str) -> Product:

@@ -53,29 +53,38 @@ def count_splits(grad_output: Operand, out: Operand) -> int:
 
 
 def plan_sum(
-    kernel: Any, grad_output: Operand, out: Operand, numbers: Callable[..., tuple[int, ...]]
+    kernel: Any,
+    grad_output: Operand,
+    out: Operand,
+    numbers: Callable[..., tuple[int, ...]] | None = None,
+    before: Part | None = None,
 ) -> Plan:
     """Plans the launches of a kernel, `add_backward_sum` or one like it. If the first launch splits
     the sum, a second one adds up the splits.
+
+    Args:
+        numbers: makes the halves of the factor alpha; None: it is 1.
+        before: the part of scratch behind which that of the splits lies.
     """
     if out.numel() == 0:
         return NOTHING
     kept_layout, reduced_layout, device = *split_layout(grad_output, out), out.device
     splits = count_splits(grad_output, out)
+    one = functools.partial(_one, grad_output.dtype)
+    numbers = numbers or one
     if splits == 1:
         launches = _launches(
             device, kernel, grad_output, out, kept_layout, reduced_layout, 1, 0, numbers
         )
         return Plan("sum", tuple(launches), None)
     compute = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
-    partial = Part(compute, splits * kept_layout.numel)
+    partial = Part(compute, splits * kept_layout.numel).after(before)
     # The partial sums lie in the order of the kept elements: one row of them per split.
     steps = [math.prod(kept_layout.sizes[:d]) for d in range(len(kept_layout.sizes))]
     pairs = list(zip(kept_layout.strides, steps, strict=True))
     to_partial = kept_layout.with_strides([(source, step) for (source, _), step in pairs])
     from_partial = kept_layout.with_strides([(step, target) for (_, target), step in pairs])
     rows = compute_layout(((splits,),), ((kept_layout.numel,),))
-    one = functools.partial(_one, grad_output.dtype)
     width = kept_layout.numel
     launches = [
         *_launches(

@@ -14,6 +14,7 @@ from diglot.define.operator import Operator
 from diglot.ops.activation_backward import activation_backward
 from diglot.ops.add import add
 from diglot.ops.broadcasting import broadcasts
+from diglot.ops.linear_parameters import needed_gradients
 from diglot.ops.products import (
     autocast,
     check_operands,
@@ -24,7 +25,6 @@ from diglot.ops.products import (
 )
 from diglot.ops.sum_to_shape import unbroadcast
 from diglot.reference.activations import ACTIVATIONS
-from diglot.reference.matmul import rows_of
 
 
 def linear(
@@ -234,8 +234,8 @@ def _gradients_of_sum(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needs_input, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
     product_of = multiply_like(ctx)
     of_input = product_of(grad, weight, ctx.batch_invariant) if needs_input else None
-    of_weight = product_of(rows_of(grad).mT, rows_of(input)) if needs_weight else None
-    of_bias = unbroadcast(grad, *ctx.bias) if needs_bias else None
+    needs = needs_weight, needs_bias
+    of_weight, of_bias = needed_gradients(ctx, grad, input, ctx.bias, needs)
     of_residual = unbroadcast(grad, *ctx.residual) if needs_residual else None
     return of_input, of_weight, of_bias, of_residual
 

@@ -12,6 +12,7 @@ from diglot.define.operator import Operator
 from diglot.ops.activation_backward import activation_backward, bend
 from diglot.ops.add import add
 from diglot.ops.linear import check_layer, linear_operator, run_layer
+from diglot.ops.linear_parameters import needed_gradients
 from diglot.ops.products import (
     autocast,
     check_operands,
@@ -19,7 +20,6 @@ from diglot.ops.products import (
     multiply_like,
     precision_of,
 )
-from diglot.ops.sum_to_shape import unbroadcast
 from diglot.reference.activations import ACTIVATIONS
 from diglot.reference.matmul import rows_of
 
@@ -147,10 +147,8 @@ def _gradients(
     by_weight2 = by_bias2 = None
     parts = [] if of_before is None else [of_before]
     if grad is not None:
-        if needs[2]:
-            by_weight2 = product_of(rows_of(grad).mT, rows_of(hidden))
-        if needs[4]:
-            by_bias2 = unbroadcast(grad, *ctx.biases[1])
+        of_second = ctx.biases[1], (needs[2], needs[4])
+        by_weight2, by_bias2 = needed_gradients(ctx, grad, hidden, *of_second)
         if needs[0] or needs[1] or needs[3]:
             parts.append(_hidden_gradient(grad, weight2, before, *_hidden(ctx)))
     if of_hidden is not None:
@@ -160,13 +158,10 @@ def _gradients(
     through = parts[0]
     for part in parts[1:]:
         through = add(through, part, backend=backend)
-    return (
-        product_of(through, weight1) if needs[0] else None,
-        product_of(rows_of(through).mT, rows_of(input)) if needs[1] else None,
-        by_weight2,
-        unbroadcast(through, *ctx.biases[0]) if needs[3] else None,
-        by_bias2,
-    )
+    by_input = product_of(through, weight1) if needs[0] else None
+    of_first = ctx.biases[0], (needs[1], needs[3])
+    by_weight1, by_bias1 = needed_gradients(ctx, through, input, *of_first)
+    return by_input, by_weight1, by_weight2, by_bias1, by_bias2
 
 
 def _tangent(

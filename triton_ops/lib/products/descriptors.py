@@ -15,13 +15,22 @@ import triton.language as tl
 from diglot.triton_ops.lib.mma.dot import dot
 from diglot.triton_ops.lib.products.batches import load_of, numbers_in_batch, offset_of
 from diglot.triton_ops.lib.products.epilogue import finish
+from diglot.triton_ops.lib.products.row_sums import (
+    ONES,
+    add_row_sums,
+    leave_row_sums,
+    one_of,
+    store_row_sums,
+    sum_rows,
+)
 from diglot.triton_ops.lib.products.schedule import part_of, tile_of
 from diglot.triton_ops.lib.products.split import add_parts, leave_part
 
 
 @triton.jit
 def multiply_by_descriptors(
-    a, b, around, outputs, counters, scratch, sizes, row_stride, batch, tiles, parts, numbers,
+    a, b, around, outputs, row_sums, counters, scratch, sizes, row_stride, batch, tiles, parts,
+    numbers,
     OUTER: tl.constexpr, ALONG_M: tl.constexpr, ALONG_N: tl.constexpr, HAS_DESCRIPTOR: tl.constexpr,
     ACTIVATION: tl.constexpr, IS_SLOPE: tl.constexpr, GROUP: tl.constexpr,
     IS_EXCHANGED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
@@ -33,6 +42,8 @@ def multiply_by_descriptors(
             transpose where ALONG_M; B, or its transpose where not ALONG_N.
         outputs: two descriptors; without HAS_DESCRIPTOR pointers to rows that begin every
             `row_stride`. The first may be None.
+        row_sums: where the sums of A's rows go, or None; and scratch for those of parts of K, or
+            None. With them there is no batch, and operands are not exchanged.
         counters, scratch: of `leave_part`; None where K is not split.
         sizes: M, N, K.
         batch: matrices along its second dimension, or None; `steps` of `offset_of`, of outputs and
@@ -53,6 +64,7 @@ def multiply_by_descriptors(
     BN: tl.constexpr = BLOCK[1]
     BK: tl.constexpr = BLOCK[2]
     IS_SPLIT: tl.constexpr = scratch is not None
+    HAS_ROW_SUMS: tl.constexpr = row_sums[0] is not None
     for index in tl.range(
         tl.program_id(0), tl.cast(tiles[2] * parts, tl.int32), tl.num_programs(0),
         flatten=not IS_SPLIT,
@@ -67,6 +79,7 @@ def multiply_by_descriptors(
         of_a = numbers_in_batch(matrix, inner, OUTER[0])
         of_b = numbers_in_batch(matrix, inner, OUTER[1])
         sums = tl.zeros((BN, BM) if IS_EXCHANGED else (BM, BN), tl.float32)
+        of_rows = tl.zeros((BM, ONES), tl.float32)
         for start in range(begin, until, BK):
             if ALONG_M:
                 tile_a = load_of(a, of_a, start, row).T
@@ -80,15 +93,24 @@ def multiply_by_descriptors(
                 sums = dot(tile_b.T, tile_a.T, sums)
             else:
                 sums = dot(tile_a, tile_b, sums)
+            if HAS_ROW_SUMS:
+                of_rows = sum_rows(tile_a, of_rows)
         of_c = numbers_in_batch(matrix, inner, False)
         of_input = numbers_in_batch(matrix, inner, OUTER[2])
         starts = offset_of(matrix, inner, steps[0]), offset_of(matrix, inner, steps[1])
+        if IS_SPLIT and HAS_ROW_SUMS:
+            leave_row_sums(of_rows, row_sums[1], tile_row, tile_column, part, parts)
         if not IS_SPLIT:
+            if HAS_ROW_SUMS:
+                store_row_sums(row_sums[0], one_of(of_rows), row, tile_column, m)
             finish(
                 sums, (of_c, of_input, starts), row, column, (m, n), (row_stride, 1), around,
                 numbers, outputs, ACTIVATION, IS_SLOPE, HAS_DESCRIPTOR, IS_EXCHANGED, PIECES,
             )  # fmt: skip
         elif leave_part(sums, counters, scratch, number, part, parts):
+            if HAS_ROW_SUMS:
+                total = add_row_sums(of_rows, row_sums[1], tile_row, tile_column, parts)
+                store_row_sums(row_sums[0], total, row, tile_column, m)
             sums = add_parts(sums, scratch, number, parts)
             finish(
                 sums, (of_c, of_input, starts), row, column, (m, n), (row_stride, 1), around,

@@ -50,6 +50,7 @@ struct Product {
   Batches batches;
   // Whether a row's bits must not depend on M. Plans are then made for many rows.
   bool is_batch_invariant = false;
+  const Operand* sums_of_rows = nullptr;  // (m), gets the sums of A's rows; null: nobody wants them
 
   Product(const Operand& a, const Operand& b, const Around& around, const Operand& c)
       : Product({&a, &b, &c}, around, {c, a, b, input_of(around, c)}) {}
@@ -166,6 +167,7 @@ struct Product {
 inline void choose_numbers(Planner& planner, const Product& product, std::string layout) {
   if (product.is_batch_invariant) return;
   if (product.is_wide()) layout += ", wide";
+  if (product.sums_of_rows != nullptr) layout += ", row sums";
   planner.choose(std::move(layout), {product.m, product.n, product.k, product.batches.numel},
                  {product.a});
 }
@@ -186,6 +188,12 @@ inline TensorCorePlanner& tensor_core_planner() {
 
 // Plans wide products. Their kernels are in another file for sm_90a.
 inline TensorCorePlanner& wide_planner() {
+  static TensorCorePlanner planner = nullptr;
+  return planner;
+}
+
+// Plans products that also sum A's rows, where measured numbers ask for it.
+inline TensorCorePlanner& row_sums_planner() {
   static TensorCorePlanner planner = nullptr;
   return planner;
 }

@@ -10,7 +10,8 @@
 namespace diglot {
 
 constexpr int kSumThreads = 256;
-constexpr int kSumLoads = 4;  // loads in flight per thread
+constexpr int64_t kScratchBytes = 256;  // a part of scratch starts at a multiple of this
+constexpr int kSumLoads = 4;            // loads in flight per thread
 // Minimum of resident blocks per SM (__launch_bounds__); 0 leaves it to the compiler. With 64-bit
 // offsets the compiler would choose more blocks than registers suffice for, and spill.
 template <typename Index>
@@ -159,8 +160,12 @@ void launch_sum(Planner& planner, const Operand& grad_output, const Alpha& alpha
     launch_part_of_sum<T, Kernels>(planner, kept_layout, reduced_layout, arrays, 1, alpha, 0);
     return;
   }
-  // The partial sums lie in the order of the kept elements: one row of them per split.
-  const auto partials = planner.need({splits * out.numel * static_cast<int64_t>(sizeof(Value))});
+  // The partial sums lie in the order of the kept elements: one row of them per split. They are
+  // behind the scratch of steps before, whose counters stay zero.
+  const int64_t before =
+      (planner.plan.scratch.bytes + kScratchBytes - 1) / kScratchBytes * kScratchBytes;
+  const int64_t bytes = splits * out.numel * static_cast<int64_t>(sizeof(Value));
+  const auto partials = planner.need({before + bytes}) + before;
   Layout<2> to_partials = kept_layout, from_partials = kept_layout;
   int64_t step = 1;
   for (int d = 0; d < kept_layout.rank; ++d) {
@@ -180,5 +185,9 @@ void launch_sum(Planner& planner, const Operand& grad_output, const Alpha& alpha
   launch_part_of_sum<Value, Kernels>(planner, from_partials, Layout<1>({&rows}), of_rows, 1, alpha,
                                      0);
 }
+
+// Plans out = the sum of `grad_output` to the shape of `out`. csrc/ops/add.cu has it, with the
+// kernels.
+void plan_sum(Planner& planner, const Operand& grad_output, const Operand& out);
 
 }  // namespace diglot

@@ -26,6 +26,7 @@
 #include "diglot/mma/warpgroup.cuh"
 #include "diglot/mma/wgmma.cuh"
 #include "diglot/products/accumulators.cuh"
+#include "diglot/products/row_sums.cuh"
 #include "diglot/products/split.cuh"
 #include "diglot/sync/cluster.cuh"
 #include "diglot/types.cuh"
@@ -54,6 +55,7 @@ template <typename T, int kColumns_, bool kIsExchanged_ = false, bool kIsPlain_ 
 struct WgmmaShape {
   static constexpr bool kIsExchanged = kIsExchanged_, kIsPlain = kIsPlain_;
   static constexpr bool kTakesTurns = kTakesTurns_;
+  static constexpr bool kHasRowSums = false;
   static constexpr int kBytes = sizeof(T);
   static constexpr int kLine = 128 / kBytes;  // elements that a swizzle of 128 bytes spans
   static constexpr int kColumns = kColumns_, kDepth = kLine;
@@ -128,6 +130,19 @@ struct WideShape : WgmmaShape<T, kColumns_> {
     char c[Narrow::kConsumers][Narrow::kParts][kPartPanels][PanelC::kBytes];
     Mbarrier are_there[Narrow::kConsumers];  // of ClusterParts
   };
+};
+
+// Of products of 16 bits that also sum A's rows. The sides of A and B are contiguous, as those of
+// the gradients and inputs that make a weight's gradient.
+template <typename T, int kColumns_>
+struct SummedShape : WgmmaShape<T, kColumns_, false, true> {
+  using Plain = WgmmaShape<T, kColumns_, false, true>;
+  static constexpr bool kHasRowSums = true;
+
+  struct Shared : Plain::Shared {
+    alignas(RowSums<T, kMmaType<T>>::Ones::kAlignment) T ones[Plain::kConsumers][kWarpgroupThreads];
+  };
+  static_assert(sizeof(Shared) <= Plain::kSharedBytes - 1024);
 };
 
 // How an operand's matrices lie in a batch: 0 where all share one along a dimension.
@@ -288,12 +303,13 @@ DIGLOT_DEVICE void produce_stages(typename Shape::Shared& shared, Mbarrier* full
 
 // sums = a consumer's rows of a tile of C. The products of a stage run while the next one's are
 // issued; then the stage before is free. on_issued() is called when the products of the last stage
-// are issued.
-template <typename T, typename Shape, Major kMajorA, Major kMajorB, typename OnIssued>
+// are issued. `of_rows` are RowSums, or none.
+template <typename T, typename Shape, Major kMajorA, Major kMajorB, typename OnIssued,
+          typename OfRows>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
                                    Ring<Shape::kStages>& ring, typename Shape::Shared& shared,
                                    Mbarrier* full, Mbarrier* empty, int first_row, int steps,
-                                   int cluster, const OnIssued& on_issued) {
+                                   int cluster, const OnIssued& on_issued, OfRows& of_rows) {
   using TileA = typename Shape::template TileA<kMajorA>;
   using TileB = typename Shape::template TileB<kMajorB>;
   constexpr MmaType kType = kMmaType<T>;
@@ -304,6 +320,7 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
     for (float& sum : half) sum = 0;
     fence_accumulators(half);
   }
+  of_rows.begin();
   for (int step = 0; step < steps; ++step) {
     full[ring.stage].wait(ring.parity);
     const uint32_t a = shared_address(shared.a[ring.stage]);
@@ -316,6 +333,7 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
         const int row = first_row + half * Shape::kConsumerRows;
         wgmma<kType, kType, kMajorA, kMajorB>(sums[half], TileA::descriptor(a, row, k),
                                               TileB::descriptor(b, 0, k), true);
+        of_rows.template add<kMajorA>(TileA::descriptor(a, row, k));
       }
     }
     wgmma_commit();
@@ -328,30 +346,36 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
   wgmma_wait<0>();
   DIGLOT_UNROLL
   for (auto& half : sums) fence_accumulators(half);
+  of_rows.end();
   if (steps > 0) release_stage(empty[previous], cluster);
 }
 
 // The same for the operands' layout: one mainloop for each.
-template <typename T, typename Shape, typename OnIssued>
+template <typename T, typename Shape, typename OnIssued, typename OfRows>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
                                    Ring<Shape::kStages>& ring, typename Shape::Shared& shared,
                                    Mbarrier* full, Mbarrier* empty, int first_row, Major order_a,
-                                   Major order_b, int steps, int cluster,
-                                   const OnIssued& on_issued) {
+                                   Major order_b, int steps, int cluster, const OnIssued& on_issued,
+                                   OfRows& of_rows) {
   const auto multiply = [&](auto major_a, auto major_b) {
     multiply_stages<T, Shape, decltype(major_a)::value, decltype(major_b)::value>(
-        sums, ring, shared, full, empty, first_row, steps, cluster, on_issued);
+        sums, ring, shared, full, empty, first_row, steps, cluster, on_issued, of_rows);
   };
   constexpr std::integral_constant<Major, Major::kK> kAlongK;
   constexpr std::integral_constant<Major, Major::kMn> kAlongMn;
   if constexpr (sizeof(T) == 4) {
     multiply(kAlongK, kAlongK);
+  } else if constexpr (Shape::kHasRowSums) {
+    multiply(kAlongMn, kAlongMn);
   } else if (order_a == Major::kK) {
     order_b == Major::kK ? multiply(kAlongK, kAlongK) : multiply(kAlongK, kAlongMn);
   } else {
     order_b == Major::kK ? multiply(kAlongMn, kAlongK) : multiply(kAlongMn, kAlongMn);
   }
 }
+
+template <typename T, typename Shape>
+using RowSumsOf = std::conditional_t<Shape::kHasRowSums, RowSums<T, kMmaType<T>>, NoRowSums>;
 
 // The number of this warpgroup among the consumers. By a shuffle, so that the compiler knows that a
 // warp has one number, and one descriptor of A.
@@ -418,14 +442,14 @@ struct Turns {
 };
 
 // Multiplies and stores all tiles of the block, or those of this consumer's turns. C is of type
-// Out.
+// Out. `sums_of_rows`: where those of A's rows go, if Shape has them.
 template <typename T, typename Shape, typename Out>
 DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
                                   const TensorMap& map_c, const TensorMap& map_before,
                                   const Epilogue<Out>& epilogue, char* scratch,
-                                  const WgmmaProduct& product) {
+                                  const WgmmaProduct& product, Out* sums_of_rows = nullptr) {
   // Sums of 16-bit types leave registers for a bias, where little else follows them.
-  constexpr bool kKeepsBias = sizeof(T) == 2 && Shape::kIsPlain;
+  constexpr bool kKeepsBias = sizeof(T) == 2 && Shape::kIsPlain && !Shape::kHasRowSums;
   const int consumer = consumer_number();
   const int cluster = product.cluster, rank = rank_in_cluster(cluster);
   const int tile_row = Shape::kTakesTurns ? 0 : consumer * Shape::kConsumerRows;
@@ -436,6 +460,10 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
   const uint32_t clusters = gridDim.x >> (cluster - 1);
   const uint32_t turn = Shape::kTakesTurns ? static_cast<uint32_t>(consumer) : 0;
   const Turns<Shape> turns{consumer};
+  uint64_t ones = 0;
+  if constexpr (Shape::kHasRowSums) {
+    ones = RowSums<T, kMmaType<T>>::make_ones(shared.ones[consumer], stored.barrier);
+  }
   turns.begin();
   if (turn > 0) ring.advance(product.schedule.steps);
   for (uint32_t index = cluster_number(cluster) + turn * clusters; index < count;
@@ -448,10 +476,22 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
     if constexpr (kKeepsBias) bias.load(epilogue, row, column);
     float sums[Shape::kHalves][Shape::kSums];
     turns.await();
-    multiply_stages<T, Shape>(sums, ring, shared, full, empty, tile_row, product.major_a,
-                              product.major_b, part.end - part.first, cluster, [&] {
-                                if (index + clusters < count) turns.pass();
-                              });
+    const auto multiply = [&](auto& of_rows) {
+      multiply_stages<T, Shape>(
+          sums, ring, shared, full, empty, tile_row, product.major_a, product.major_b,
+          part.end - part.first, cluster,
+          [&] {
+            if (index + clusters < count) turns.pass();
+          },
+          of_rows);
+    };
+    RowSumsOf<T, Shape> of_rows{ones};
+    if constexpr (Shape::kHasRowSums) {
+      NoRowSums none;
+      column == 0 ? multiply(of_rows) : multiply(none);
+    } else {
+      multiply(of_rows);
+    }
     const BatchPlace place = place_in_batch(product, tile.batch);
     const auto finish = [&](auto& half, int first, auto has) {
       finish_rows<Out, Shape>(half, stored, map_c, map_before, epilogue, product,
@@ -471,9 +511,14 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
       const ClusterParts<Shape> in_cluster{shared, consumer, stored.barrier, part.part, parts};
       if (product.meets) {
         in_cluster.add(sums[0]);
-      } else if (parts > 1 && !add_parts<Shape::kConsumers>(sums[0], scratch, part, parts, consumer,
-                                                            stored.barrier)) {
+      } else if (parts > 1 && !of_rows.with(sums[0], [&](auto& all) {
+                   return add_parts<Shape::kConsumers>(all, scratch, part, parts, consumer,
+                                                       stored.barrier);
+                 })) {
         continue;
+      }
+      if constexpr (Shape::kHasRowSums) {
+        if (column == 0) of_rows.store(sums_of_rows, row, static_cast<int>(epilogue.m));
       }
       finish(sums[0], 0, [&](int first) { return !product.meets || in_cluster.has(first); });
     }
@@ -545,15 +590,21 @@ DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, Clu
   cluster.wait();
 }
 
-template <typename T, typename Shape, typename Out>
-DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
-                                     const TensorMap& map_before, const Epilogue<Out>& epilogue,
-                                     char* scratch, const WgmmaProduct& product) {
+template <typename Shape>
+DIGLOT_DEVICE void prefetch_maps(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
+                                 const WgmmaProduct& product) {
   if (threadIdx.x == Shape::kThreads - 1) {  // a thread with nothing else to do
     tma_prefetch_map(a);
     tma_prefetch_map(b);
     if (product.is_stored_by_tma) tma_prefetch_map(map_c);
   }
+}
+
+template <typename T, typename Shape, typename Out>
+DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
+                                     const TensorMap& map_before, const Epilogue<Out>& epilogue,
+                                     char* scratch, const WgmmaProduct& product) {
+  prefetch_maps<Shape>(a, b, map_c, product);
   share_out<Shape>(
       [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
         produce_stages<Shape>(shared, full, empty, a, b, product);
@@ -563,6 +614,24 @@ DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, con
                                  product);
       },
       product.meets ? Cluster{product.schedule.parts} : Cluster{product.cluster, true});
+}
+
+// Multiplies and sums A's rows, by a SummedShape and without clusters. `sums_of_rows` gets the
+// sums.
+template <typename T, typename Shape>
+DIGLOT_DEVICE void multiply_and_sum_rows(const TensorMap& a, const TensorMap& b,
+                                         const TensorMap& map_c, const Epilogue<T>& epilogue,
+                                         T* sums_of_rows, char* scratch,
+                                         const WgmmaProduct& product) {
+  prefetch_maps<Shape>(a, b, map_c, product);
+  share_out<Shape>(
+      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
+        produce_stages<Shape>(shared, full, empty, a, b, product);
+      },
+      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
+        consume_stages<T, Shape>(shared, full, empty, map_c, map_c, epilogue, scratch, product,
+                                 sums_of_rows);
+      });
 }
 
 }  // namespace diglot

@@ -1,0 +1,148 @@
+// The gradients of a linear layer's weight and bias, by one product on Hopper's tensor cores: the
+// kernel, and which products it takes. ../linear.cu has the launcher.
+//
+// Architectures: 9.0a
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "diglot/launch/dispatch.h"
+#include "diglot/launch/kept_text.h"
+#include "diglot/launch/padded_copy.h"
+#include "diglot/launch/product_splits.h"
+#include "diglot/launch/products.h"
+#include "diglot/products/tensor_cores.cuh"
+
+namespace diglot {
+
+// One width, the planner's choice for most layers: each would be a kernel more for each type.
+constexpr int kSummedColumns = 256;
+template <typename T>
+using SummedTile = SummedShape<T, kSummedColumns>;
+
+template <typename T>
+__global__ void __launch_bounds__(SummedTile<T>::kThreads, 1)
+    matmul_summed_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+                        const __grid_constant__ TensorMap map_c,
+                        const __grid_constant__ Epilogue<T> epilogue, T* sums_of_rows,
+                        char* scratch, const __grid_constant__ WgmmaProduct product) {
+  multiply_and_sum_rows<T, SummedTile<T>>(a, b, map_c, epilogue, sums_of_rows, scratch, product);
+}
+
+}  // namespace diglot
+
+namespace {
+
+using namespace diglot;
+
+// As of sm_90a/matmul.cu: nanoseconds of an H200 for a column of a tile, of a step at full speed,
+// and of a tile's end.
+constexpr double kStep = 2.5, kEnd = 10;
+constexpr int kRows = 128;
+
+TileSchedule tiles_of(const Product& product, int group) {
+  return {static_cast<int>(rounded_up_quotient(product.m, kRows)),
+          static_cast<int>(rounded_up_quotient(product.n, kSummedColumns)), 1, group};
+}
+
+int steps_of(const Product& product) {
+  return static_cast<int>(rounded_up_quotient(product.k, kLineBytes / size_of(product.a->dtype)));
+}
+
+// What a part of a tile leaves in scratch: its sums, and those of its rows of A.
+template <typename T>
+constexpr int64_t kBytesOfSums = int64_t{4} * SummedTile<T>::kConsumers * kWarpgroupThreads *
+                                 (SummedTile<T>::kSums + RowSums<T, kMmaType<T>>::kSums);
+
+// The parts of K that take the least time.
+int best_parts(Planner& planner, const Product& product) {
+  const int64_t asked = product.is_batch_invariant ? 1 : planner.tuned(Tunable::kProductsSplit);
+  const auto speed = static_cast<double>(planner.tuned(Tunable::kProductsSpeed, kSummedColumns));
+  const int64_t elements = product.m * product.k + product.k * product.n + product.m * product.n;
+  const TileWork work{tiles_of(product, 1).count(),         steps_of(product),
+                      kStep * kSummedColumns * 100 / speed, kEnd * kSummedColumns,
+                      elements * size_of(product.c->dtype), kBytesOfSums<bfloat16>,
+                      SummedTile<bfloat16>::kConsumers};
+  return parts_of(work, asked, std::max(planner.device.multiprocessors(), 1));
+}
+
+template <typename T>
+void plan_wgmma(Planner& planner, const Product& product, const WgmmaOperand& a,
+                const WgmmaOperand& b, const std::optional<TmaMatrix>& c, int parts,
+                const Address<char>& scratch) {
+  using Shape = SummedTile<T>;
+  const TmaMatrix& stored = c ? *c : a.matrix;  // not used, but a map all the same
+  const auto group = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
+  const WgmmaProduct given{a.major,
+                           b.major,
+                           {tiles_of(product, group), steps_of(product), parts},
+                           /*cluster=*/1,
+                           /*meets=*/false,
+                           /*inner_batches=*/1,
+                           a.matrix.steps(),
+                           b.matrix.steps(),
+                           stored.steps(),
+                           c.has_value(),
+                           {},
+                           {}};
+  const auto map = [](const WgmmaOperand& operand) {
+    return operand.matrix.encoded(Shape::kLine, Shape::kDepth, Swizzle::k128);
+  };
+  const int64_t most = std::max(planner.device.multiprocessors(), 1);
+  Launch how{static_cast<unsigned>(std::min(given.schedule.count(), most)), Shape::kThreads};
+  how.shared_bytes = sizeof(typename Shape::Shared);
+  planner.add<matmul_summed_wgmma<T>>(
+      how, map(a), map(b), stored.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
+      product.epilogue<T>(), product.sums_of_rows->as<T>(), scratch, given);
+}
+
+bool plan_with_row_sums(Planner& planner, const Product& product) {
+  const auto [m, n, k] = std::tuple{product.m, product.n, product.k};
+  const int64_t most = std::numeric_limits<int32_t>::max() - 1024;  // coordinates have 32 bits
+  if (planner.device.architecture() != 90 || k == 0 || product.of_c.column != 1 ||
+      size_of(product.c->dtype) != 2 || product.batches.rank > 0 || std::max({m, n, k}) > most) {
+    return false;
+  }
+  const Product::Batches& batches = product.batches;
+  WgmmaOperand a =
+      wgmma_operand(*product.a, m, product.of_a.row, k, product.of_a.column, batches, Product::kA);
+  WgmmaOperand b =
+      wgmma_operand(*product.b, n, product.of_b.column, k, product.of_b.row, batches, Product::kB);
+  const std::optional<TmaMatrix> c =
+      tma_matrix(*product.c, n, product.of_c.column, m, product.of_c.row, batches, Product::kC);
+  if (a.major == Major::kK || b.major == Major::kK) return false;
+  const int64_t copied = a.copied_bytes() + b.copied_bytes();
+  if (copied > 0 && !is_worth_copies(planner.device, product, copied)) return false;
+  choose_numbers(planner, product, "TN");
+  if (planner.tuned(Tunable::kProductsRowSums) == 0) return false;
+  const int parts = best_parts(planner, product);
+  const int64_t count = tiles_of(product, 1).count() * parts;
+  if (count > most) return false;  // their indices have 32 bits too
+  Address<char> sums;
+  if (parts > 1) {
+    const int64_t bytes = count * kBytesOfSums<bfloat16>;
+    sums = planner.need({kSplitCounterBytes + bytes, kSplitCounterBytes, Lifetime::kStream});
+  }
+  std::string name = "wgmma, tiles of 128x" + std::to_string(kSummedColumns);
+  if (parts > 1) name += ", K in " + std::to_string(parts) + " parts";
+  name += ", sums of rows";
+  planner.plan.variant = kept_text(name + plan_padded_copies(planner, a, b));
+  const auto plan = [&](auto type) {
+    plan_wgmma<typename decltype(type)::type>(planner, product, a, b, c, parts, sums);
+  };
+  if (product.c->dtype == DType::kBFloat16) {
+    call_for<bfloat16>(plan);
+  } else {
+    call_for<float16>(plan);
+  }
+  return true;
+}
+
+const bool is_registered = [] {
+  row_sums_planner() = plan_with_row_sums;
+  return true;
+}();
+
+}  // namespace
