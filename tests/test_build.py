@@ -196,7 +196,8 @@ def test_the_demo_waits_for_no_gpu_code(tmp_path):
     for name in ("bench", "csrc", "examples", "tests"):
         (tmp_path / name).mkdir()
     sources = ("setup.py", "pyproject.toml", "requirements-build.txt", "requirements-dev.txt")
-    for name in (*sources, "requirements-model.txt", "requirements-wheel.txt"):
+    parts = ("model", "tools", "wheel")
+    for name in (*sources, *(f"requirements-{part}.txt" for part in parts)):
         (tmp_path / name).touch()
 
     def planned() -> str:
@@ -205,7 +206,7 @@ def test_the_demo_waits_for_no_gpu_code(tmp_path):
             command, capture_output=True, text=True, cwd=tmp_path, check=True
         ).stdout
 
-    assert "DIGLOT_SKIP_CUDA:-gpu" in planned()
+    assert "DIGLOT_SKIP_CUDA:-gpu" in planned() and "requirements-dev" not in planned()
     (tmp_path / ".venv/stamps").mkdir(parents=True, exist_ok=True)
     (tmp_path / ".venv/stamps/extension").touch()
     assert "DIGLOT_SKIP_CUDA:-gpu" not in planned()
