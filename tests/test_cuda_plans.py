@@ -93,7 +93,7 @@ def test_a_launcher_says_what_scratch_it_needs_and_checks_it():
     x, out = torch.randn(20_000, 8), torch.full((20_000, 8), torch.nan)
     needed = launchers.softmax_forward(x, 0, out, None)
     bytes, *rest = needed
-    assert rest == [0, "call", ""] and out.isnan().all()
+    assert rest == [0, "call"] and out.isnan().all()
     assert launchers.plan("softmax_forward", None, x, 0, out)[2] == needed
     memory = torch.empty(bytes + 64, dtype=torch.uint8)
     aligned = memory[-memory.data_ptr() % 16 :]
@@ -145,14 +145,14 @@ def test_plans_of_named_devices():
     assert (h200[3:5], a100[3:5]) == ((0, 16), (5 * 256 * 8 * 16, 1))
     tall = torch.empty(40_000, 64, device="meta")
     _, steps, scratch, _ = launchers.plan("softmax_forward", H200, tall, 0, tall)
-    assert [step[5] for step in steps] == [(), ("pdl",)] and scratch[1:] == (0, "call", "")
+    assert [step[5] for step in steps] == [(), ("pdl",)] and scratch[1:] == (0, "call")
     _, steps, *_ = launchers.plan("softmax_forward", A100, tall, 0, tall)
     assert [step[5] for step in steps] == [(), ()]
     large = torch.empty(1 << 26, device="meta")
     _, ((_, grid, *_, flags, _),), scratch, _ = launchers.plan(
         "global_softmax_forward", H200, large, 0, large
     )
-    assert grid == (264, 1, 1) and flags == ("cooperative",) and scratch[1:] == (16, "stream", "")
+    assert grid == (264, 1, 1) and flags == ("cooperative",) and scratch[1:] == (16, "stream")
     empty = torch.empty(0, 4)
     assert launchers.plan("gelu_forward", A100, empty, "none", empty) == (
         "nothing to do",
@@ -207,7 +207,7 @@ def test_a_compiled_graphs_scratch_fits_memory_that_begins_anywhere(height):
         assert enough is None and needs == [None, None]
     else:
         assert needs[0] != needs[1], "the test is of plans that differ"
-        assert enough == (max(n[0] for n in needs), max(n[1] for n in needs), "call", "")
+        assert enough == (max(n[0] for n in needs), max(n[1] for n in needs), "call")
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_launches_are_planned():
     _, split, scratch, _ = _C.plan("add_backward", H200, grad, 1, meta)
     slices = split[0][1][1]
     assert [grid for _, grid, *_ in split] == [(5, slices, 1), (1, 1, 1)] and slices > 1
-    assert scratch == (5 * slices * 4, 0, "call", "")
+    assert scratch == (5 * slices * 4, 0, "call")
 
 
 @needs_extension
