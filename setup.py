@@ -9,7 +9,7 @@ TORCH_CUDA_ARCH_LIST  architectures, such as "8.0 9.0a 9.0+PTX" (the default)
 DIGLOT_REQUIRE_CUDA   1: fail where no nvcc or no g++ is found, instead of building without
 DIGLOT_SKIP_CUDA      1: build without the CUDA kernels, for GPUs and for the host's interpreter;
                       gpu: without those for GPUs alone
-DIGLOT_FEW_TYPES      1: CUDA kernels for float32 and bfloat16 alone, in half the time
+DIGLOT_FEW_TYPES      1: CUDA kernels for float32 and bfloat16 alone, uncompressed, in half the time
 DIGLOT_HOST_OPTIMIZATION  level for what launches kernels, 0 to 3 (the default); theirs is always 3
 """
 
@@ -132,10 +132,11 @@ def cuda_extension() -> Any:
     # A CPU-only PyTorch leaves this None even where a toolkit is installed.
     os.environ["CUDA_HOME"] = cpp_extension.CUDA_HOME = str(toolkit)
     architectures = os.environ.get("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHITECTURES)
+    few_types = os.environ.get("DIGLOT_FEW_TYPES") == "1"
     definitions = [
         *builder.STABLE_ABI_DEFINITIONS,
         "-DUSE_CUDA",
-        *(["-DDIGLOT_FEW_TYPES"] if os.environ.get("DIGLOT_FEW_TYPES") == "1" else []),
+        *(["-DDIGLOT_FEW_TYPES"] if few_types else []),
         f'-DDIGLOT_ARCHITECTURES="{architectures}"',
         f'-DDIGLOT_BUILT_WITH_TORCH="{torch.__version__}"',
     ]
@@ -158,7 +159,8 @@ def cuda_extension() -> Any:
                 f"-O{os.environ.get('DIGLOT_HOST_OPTIMIZATION', '3')}",
                 "--expt-relaxed-constexpr",
                 "-fmad=false",  # what is to be fused is written as fma, in both languages
-                "-compress-mode=size",  # machine code in a ninth of the space
+                # Machine code in a ninth of the space, for wheels.
+                *([] if few_types else ["-compress-mode=size"]),
                 "-Xcompiler=-fvisibility=hidden",
                 *code_generation_flags(architectures),
                 *definitions,
