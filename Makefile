@@ -269,7 +269,7 @@ endif
 # What the extension is built with and for; the file changes when that does.
 $(STATE)/toolkit: FORCE
 	@mkdir -p $(STATE); \
-	echo "$${CUDA_HOME:-} $${CUDA_PATH:-} $$(command -v nvcc || true) $${TORCH_CUDA_ARCH_LIST:-}" \
+	echo "$${CUDA_HOME:-} $${CUDA_PATH:-} $$(command -v nvcc g++ || true) $${TORCH_CUDA_ARCH_LIST:-}" \
 	  "$${DIGLOT_HOST_OPTIMIZATION:-}" "$${DIGLOT_FEW_TYPES:-}" \
 	  "$${DIGLOT_SKIP_CUDA:-}" "$${DIGLOT_REQUIRE_CUDA:-}" >$@.new; \
 	if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
@@ -282,7 +282,7 @@ $(STATE)/extension: $(STATE)/package $(STATE)/toolkit $(SOURCES)
 	$(build_in_place)
 	@touch $@
 
-$(STATE)/interpreter: $(STATE)/package $(SOURCES)
+$(STATE)/interpreter: $(STATE)/package $(STATE)/toolkit $(SOURCES)
 	@$(call leave_if_found,!= "$(CURDIR)"/*) \
 	echo "building the CUDA kernels for the interpreter (minutes the first time);" \
 	  "make setup builds those for GPUs ..."; \

@@ -225,6 +225,34 @@ def test_a_peer_that_does_not_come(backend, protocol):
     assert not ranks.spaces[0][ranks.layout.room // 8 :].any()  # nobody wrote to its tensors
 
 
+@pytest.mark.parametrize("protocol", ["in place", "two shots"])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_a_late_rank_after_a_fault(backend, protocol):
+    """Its peer has given up direct shots, and gone on to another launch. That one's signals are not
+    taken for the end of direct shots, where the peer would have stored its part."""
+
+    def work(ranks, backend, rank):
+        room, is_done = ranks.layout.room, ranks.reports[0][7:]
+        x = ranks.spaces[rank].view(torch.uint8)[room:].view(FP32)[:500].fill_(1)
+        if rank == 0:
+            shots = {"protocol": "direct shots", "source": room, "patience": SECOND // 10}
+            results = [
+                ranks.reduce(backend, rank, x, **shots),
+                ranks.reduce(backend, rank, x, protocol=protocol, source=room),
+            ]
+            is_done.fill_(1)
+            return results
+        while not is_done.item():
+            time.sleep(0.01)
+        shots = {"protocol": "direct shots", "source": room, "patience": SECOND // 4}
+        return [ranks.reduce(backend, rank, x, **shots)]
+
+    ranks = Ranks(2, symmetric=8192)
+    for results in at_once(backend, ranks, work):
+        assert all(out.isnan().all() for out in results)
+    assert ranks.reports[1].tolist()[:7] == [1, 1, 0, 1, 0, 0, 0]
+
+
 @pytest.mark.parametrize("backend", KERNELS)
 def test_a_barrier_that_a_peer_does_not_reach(backend):
     def work(ranks, backend, rank):

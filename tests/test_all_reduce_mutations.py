@@ -100,6 +100,9 @@ CUDA = {
     "a direct shot to a rank that is not there": cuda(
         EXCHANGE, "    if (have_met) {", "    {"
     )._replace(chosen="cuda and does_not_come and direct"),
+    "a launch after a fault comes to the second meeting": cuda(
+        SIGNAL, "(phase == kOpening || party_.patience != kNone)", "true"
+    )._replace(chosen="cuda and after_a_fault"),
     "a part that is pushed to another rank": cuda(
         EXCHANGE, "&pushed[kHasParts ? peer : 0]", "&pushed[kHasParts ? rank : 0]", SCATTER
     ),
@@ -179,6 +182,14 @@ TRITON = {
         "- here + rank * distance",
         "- here + (RANKS - 1 - rank) * distance",
     ),
+    "a direct shot to a rank that is not there": triton(
+        TRITON_EXCHANGE,
+        "        if has_met:\n            target",
+        "        if True:\n            target",
+    )._replace(chosen="triton and does_not_come and direct"),
+    "a launch after a fault comes to the second meeting": triton(
+        TRITON_SIGNAL, "is_peer &= patience != NONE", "pass"
+    )._replace(chosen="triton and after_a_fault"),
     "a part of two shots that lies in the place of another": triton(
         TRITON_EXCHANGE,
         "places, buffer, distance,",
@@ -309,7 +320,11 @@ def count_wrong(ranks: Ranks, backend: str, rank: int) -> int:
     return wrong
 
 
-QUICK = [name for name, fault in TRITON.items() if fault.op == "all_reduce"]
+QUICK = [
+    name
+    for name, fault in TRITON.items()
+    if fault.op == "all_reduce" and fault.chosen == f"triton and {TESTS}"
+]
 
 
 @pytest.mark.parametrize("name", QUICK)

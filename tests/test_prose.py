@@ -98,11 +98,8 @@ def comments_of_python(text: str) -> str:
     """The comments and docstrings of Python; one behind code, or an argument, is an item."""
     source = text.splitlines()
     lines = [""] * len(source)
-    number, end, code = (
-        0,
-        0,
-        ":",
-    )  # the last character of code; a docstring begins what a colon does
+    number = end = 0
+    code = ":"  # the last character of code; a docstring follows a colon
     for match in PYTHON.finditer(text):
         number += text.count("\n", end, match.start())
         code = text[end : match.start()].rstrip()[-1:] or code

@@ -95,7 +95,7 @@ def rows_pull(
         squares = tl.sum(total * total)  # elements behind the row are 0
         if not IS_STAGED:
             if row + turn >= rows:  # the program has read the peers' last row
-                signal.arrive(space, peers, signal.CLOSING, rank, call, epoch)
+                signal.arrive(space, peers, signal.CLOSING, rank, call, epoch, patience)
         factor = factor_of(squares, columns, eps)
         if HAS_STATISTICS:
             tl.store(statistics + first + row, factor)

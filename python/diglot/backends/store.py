@@ -158,13 +158,14 @@ class Store:
 
     def _alike(self, problem: Problem) -> list[tuple[list[float], Entry]]:
         """The entries of a problem's kind, each with the logarithms of its shape."""
-        if self._by_kind is None:
-            made: dict[tuple[Any, ...], list[tuple[list[float], Entry]]] = {}
+        by_kind = self._by_kind  # whole, whatever other threads do
+        if by_kind is None:
+            by_kind = {}
             for entry in self.entries.values():
                 logarithms = [*map(_log, entry.problem.shape)]
-                made.setdefault(entry.problem.kind, []).append((logarithms, entry))
-            self._by_kind = made  # whole, for other threads
-        return self._by_kind.get(problem.kind, [])
+                by_kind.setdefault(entry.problem.kind, []).append((logarithms, entry))
+            self._by_kind = by_kind
+        return by_kind.get(problem.kind, [])
 
     def put(self, entry: Entry) -> None:
         """Keeps an entry in place of that of the same problem."""

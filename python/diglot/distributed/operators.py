@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from diglot.backends.runs import run
 from diglot.backends.selection import BackendUnavailable, choose, requested
@@ -147,7 +148,11 @@ def run_all_reduce(
     # Kernels store 16 bytes at once.
     made = out if out.data_ptr() % 16 == 0 else torch.empty_like(out)
     exchange("all_reduce", found, (x,), (op,), (made,), timeout, sum=made, protocol=protocol)
-    return out if made is out else out.copy_(made)
+    if made is not out:
+        return out.copy_(made)
+    if not out.is_inference():
+        increment_version(out)
+    return out
 
 
 def gathered_shape(x: Tensor, ranks: int) -> tuple[int, ...]:

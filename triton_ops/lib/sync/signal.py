@@ -29,16 +29,17 @@ OPENING, CLOSING = tl.constexpr(0), tl.constexpr(1)
 REPORT, EPOCHS, FAULT, SIGNALS = (tl.constexpr(word) for word in (64, 65, 66, 128))
 # A grid has less than 2^16 programs. A signal has 16 bits for the call.
 SHIFT, UNIT = tl.constexpr(16), tl.constexpr(1 << 16)
+NONE = tl.constexpr(-1)  # patience of a launch after a fault
 
 
 @triton.jit
 def begin(space, patience):
-    """The launch's epoch, and the patience of its waits: 0 after a wait that took too long."""
+    """The launch's epoch, and the patience of its waits: NONE after a wait that took too long."""
     others = (tl.num_programs(0) - 1).to(tl.int64)
     step = tl.where(tl.program_id(0) == 0, UNIT - others, 1)
     before = tl.atomic_add(space + EPOCHS, step, sem="relaxed", scope="gpu")
     fault = tl.load(space + FAULT, volatile=True)
-    return (before >> SHIFT) + 1, tl.where(fault != 0, 0, patience)
+    return (before >> SHIFT) + 1, tl.where(fault != 0, NONE, patience)
 
 
 @triton.jit
@@ -73,16 +74,23 @@ def peers(space, rank, RANKS: tl.constexpr, THREADS: tl.constexpr):
 @triton.jit
 def meet(space, peers, PHASE: tl.constexpr, rank, OP: tl.constexpr, call, epoch, patience):
     """Waits for the same program of all ranks. Whether all came in time, and with the same call."""
-    arrive(space, peers, PHASE, rank, call, epoch)
+    arrive(space, peers, PHASE, rank, call, epoch, patience)
     return wait(space, peers, PHASE, rank, OP, call, epoch, patience)
 
 
 @triton.jit
-def arrive(space, peers, PHASE: tl.constexpr, rank, call, epoch):
-    """The first half of a meeting: what the program did before is done."""
+def arrive(space, peers, PHASE: tl.constexpr, rank, call, epoch, patience):
+    """The first half of a meeting: what the program did before is done.
+
+    A launch after a fault closes nothing: a peer that still waits for the launch that failed would
+    take the later signal for that one's.
+    """
     place = SIGNALS + (PHASE * MOST_PROGRAMS + tl.program_id(0)) * MOST_RANKS
     tl.debug_barrier()
-    _send(peers + 8 * (place + rank), epoch << SHIFT | call, peers != 0)
+    is_peer = peers != 0
+    if PHASE == CLOSING:
+        is_peer &= patience != NONE
+    _send(peers + 8 * (place + rank), epoch << SHIFT | call, is_peer)
 
 
 @triton.jit

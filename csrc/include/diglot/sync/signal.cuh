@@ -18,7 +18,8 @@
 // Meeting. Block b of each rank stores the epoch to a word of its own in every peer's space, as a
 // release at system scope. It then polls its own words for the peers' epochs, as an acquire. A word
 // holds the newest epoch, and nobody resets it. A rank that is already in a later launch has also
-// been in this one. docs/collectives.md argues the order.
+// been in this one, or it has given up: then it closes nothing any more. docs/collectives.md argues
+// the order.
 //
 // Packets. A packet has four bytes of data and four of flag, and is one 8-byte access. So whoever
 // reads the flag has the data: no order of several accesses matters. The flag is the launch's
@@ -210,7 +211,7 @@ class Signals {
     if (threadIdx.x == 0) epoch = take_epoch();
     __syncthreads();
     epoch_ = epoch;
-    if (fault != 0) party_.patience = 0;
+    if (fault != 0) party_.patience = kNone;
   }
 
   DIGLOT_DEVICE uint64_t epoch() const { return epoch_; }
@@ -235,8 +236,10 @@ class Signals {
   }
 
   // The two halves of a meeting. All threads of the block have passed a barrier before they arrive.
+  // A launch after a fault closes nothing: a peer that still waits for the launch that failed would
+  // take the later signal for that one's.
   DIGLOT_DEVICE void arrive(SignalPhase phase) {
-    if (peer_ != nullptr) {
+    if (peer_ != nullptr && (phase == kOpening || party_.patience != kNone)) {
       store_release_system(&peer_->signals[phase][blockIdx.x][party_.rank], signal());
     }
   }
@@ -250,7 +253,7 @@ class Signals {
 
   // Records that this block has waited too long for a peer.
   DIGLOT_DEVICE void give_up(int peer, bool has_come = false) {
-    party_.patience = 0;
+    if (party_.patience != kNone) party_.patience = 0;
     if (atomicCAS(&space_->fault, 0u, 1u) != 0) return;
     SignalReport* const report = space_->report;
     report->rank = party_.rank;
@@ -266,6 +269,7 @@ class Signals {
  private:
   // A grid has less than 2^16 blocks. Epochs have 48 bits, and a signal has 16 more for the call.
   static constexpr int kShift = 16;
+  static constexpr int64_t kNone = -1;  // patience of a launch after a fault
 
   // The first block adds what the others leave of 2^16. Before its own addition a block therefore
   // finds the number of earlier launches in the upper bits, whoever else has added.
