@@ -322,6 +322,25 @@ def test_protocols_of_an_output(backend):
 
 
 @pytest.mark.parametrize("backend", KERNELS)
+def test_an_output_that_autograd_has_saved(backend):
+    """Its change is found, as that of PyTorch's own functions is."""
+
+    def work(rank):
+        space = distributed.Workspace(**SIZES)
+        weight, saved = torch.ones(8, requires_grad=True), torch.ones(8)
+        made = (weight * saved).sum()
+        with torch.no_grad():
+            distributed.all_reduce(torch.ones(8), out=saved, backend=backend)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            made.backward()
+        space.synchronize()
+        space.close()
+        return True
+
+    assert in_group(2, work) == [True] * 2
+
+
+@pytest.mark.parametrize("backend", KERNELS)
 def test_outputs_at_different_places(backend):
     """Found at the first meeting, before a rank writes to another."""
 
