@@ -10,10 +10,9 @@
 
 #include "diglot/launch/dispatch.h"
 #include "diglot/launch/kept_text.h"
-#include "diglot/launch/padded_copy.h"
 #include "diglot/launch/product_splits.h"
 #include "diglot/launch/products.h"
-#include "diglot/products/tensor_cores.cuh"
+#include "diglot/launch/wgmma_product.h"
 
 namespace diglot {
 
@@ -37,9 +36,6 @@ namespace {
 
 using namespace diglot;
 
-// As of sm_90a/matmul.cu: nanoseconds of an H200 for a column of a tile, of a step at full speed,
-// and of a tile's end.
-constexpr double kStep = 2.5, kEnd = 10;
 constexpr int kRows = 128;
 
 TileSchedule tiles_of(const Product& product, int group) {
@@ -61,32 +57,23 @@ int best_parts(Planner& planner, const Product& product) {
   const int64_t asked = product.is_batch_invariant ? 1 : planner.tuned(Tunable::kProductsSplit);
   const auto speed = static_cast<double>(planner.tuned(Tunable::kProductsSpeed, kSummedColumns));
   const int64_t elements = product.m * product.k + product.k * product.n + product.m * product.n;
-  const TileWork work{tiles_of(product, 1).count(),         steps_of(product),
-                      kStep * kSummedColumns * 100 / speed, kEnd * kSummedColumns,
-                      elements * size_of(product.c->dtype), kBytesOfSums<bfloat16>,
+  const TileWork work{tiles_of(product, 1).count(),
+                      steps_of(product),
+                      kWgmmaStep * kSummedColumns * 100 / speed,
+                      kWgmmaEnd * kSummedColumns,
+                      elements * size_of(product.c->dtype),
+                      kBytesOfSums<bfloat16>,
                       SummedTile<bfloat16>::kConsumers};
   return parts_of(work, asked, std::max(planner.device.multiprocessors(), 1));
 }
 
 template <typename T>
-void plan_wgmma(Planner& planner, const Product& product, const WgmmaOperand& a,
-                const WgmmaOperand& b, const std::optional<TmaMatrix>& c, int parts,
+void plan_wgmma(Planner& planner, const Product& product, const WgmmaOperands& operands, int parts,
                 const Address<char>& scratch) {
   using Shape = SummedTile<T>;
-  const TmaMatrix& stored = c ? *c : a.matrix;  // not used, but a map all the same
   const auto group = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
-  const WgmmaProduct given{a.major,
-                           b.major,
-                           {tiles_of(product, group), steps_of(product), parts},
-                           /*cluster=*/1,
-                           /*meets=*/false,
-                           /*inner_batches=*/1,
-                           a.matrix.steps(),
-                           b.matrix.steps(),
-                           stored.steps(),
-                           c.has_value(),
-                           {},
-                           {}};
+  const WgmmaProduct given =
+      wgmma_product(product, operands, {tiles_of(product, group), steps_of(product), parts});
   const auto map = [](const WgmmaOperand& operand) {
     return operand.matrix.encoded(Shape::kLine, Shape::kDepth, Swizzle::k128);
   };
@@ -94,7 +81,8 @@ void plan_wgmma(Planner& planner, const Product& product, const WgmmaOperand& a,
   Launch how{static_cast<unsigned>(std::min(given.schedule.count(), most)), Shape::kThreads};
   how.shared_bytes = sizeof(typename Shape::Shared);
   planner.add<matmul_summed_wgmma<T>>(
-      how, map(a), map(b), stored.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
+      how, map(operands.a), map(operands.b),
+      operands.stored().encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
       product.epilogue<T>(), product.sums_of_rows->as<T>(), scratch, given);
 }
 
@@ -105,16 +93,8 @@ bool plan_with_row_sums(Planner& planner, const Product& product) {
       size_of(product.c->dtype) != 2 || product.batches.rank > 0 || std::max({m, n, k}) > most) {
     return false;
   }
-  const Product::Batches& batches = product.batches;
-  WgmmaOperand a =
-      wgmma_operand(*product.a, m, product.of_a.row, k, product.of_a.column, batches, Product::kA);
-  WgmmaOperand b =
-      wgmma_operand(*product.b, n, product.of_b.column, k, product.of_b.row, batches, Product::kB);
-  const std::optional<TmaMatrix> c =
-      tma_matrix(*product.c, n, product.of_c.column, m, product.of_c.row, batches, Product::kC);
-  if (a.major == Major::kK || b.major == Major::kK) return false;
-  const int64_t copied = a.copied_bytes() + b.copied_bytes();
-  if (copied > 0 && !is_worth_copies(planner.device, product, copied)) return false;
+  std::optional<WgmmaOperands> operands = wgmma_operands(planner.device, product);
+  if (!operands || operands->a.major == Major::kK || operands->b.major == Major::kK) return false;
   choose_numbers(planner, product, "TN");
   if (planner.tuned(Tunable::kProductsRowSums) == 0) return false;
   const int parts = best_parts(planner, product);
@@ -128,9 +108,9 @@ bool plan_with_row_sums(Planner& planner, const Product& product) {
   std::string name = "wgmma, tiles of 128x" + std::to_string(kSummedColumns);
   if (parts > 1) name += ", K in " + std::to_string(parts) + " parts";
   name += ", sums of rows";
-  planner.plan.variant = kept_text(name + plan_padded_copies(planner, a, b));
+  planner.plan.variant = kept_text(name + plan_padded_copies(planner, operands->a, operands->b));
   const auto plan = [&](auto type) {
-    plan_wgmma<typename decltype(type)::type>(planner, product, a, b, c, parts, sums);
+    plan_wgmma<typename decltype(type)::type>(planner, product, *operands, parts, sums);
   };
   if (product.c->dtype == DType::kBFloat16) {
     call_for<bfloat16>(plan);

@@ -11,10 +11,9 @@
 
 #include "diglot/launch/dispatch.h"
 #include "diglot/launch/kept_text.h"
-#include "diglot/launch/padded_copy.h"
 #include "diglot/launch/product_splits.h"
 #include "diglot/launch/products.h"
-#include "diglot/products/tensor_cores.cuh"
+#include "diglot/launch/wgmma_product.h"
 
 namespace diglot {
 
@@ -40,27 +39,6 @@ namespace {
 
 using namespace diglot;
 
-struct Operands {
-  WgmmaOperand a, b;
-  std::optional<TmaMatrix> c;
-};
-
-// The three operands; nothing if TMA cannot load A or B, and copies do not pay.
-std::optional<Operands> operands_of(const Device& device, const Product& product) {
-  const auto [m, n, k] = std::tuple{product.m, product.n, product.k};
-  const Product::Batches& batches = product.batches;
-  if (batches.rank > kTmaBatchRank) return {};
-  Operands operands{
-      wgmma_operand(*product.a, m, product.of_a.row, k, product.of_a.column, batches, Product::kA),
-      wgmma_operand(*product.b, n, product.of_b.column, k, product.of_b.row, batches, Product::kB),
-      tma_matrix(*product.c, n, product.of_c.column, m, product.of_c.row, batches, Product::kC)};
-  const Operand* const before = product.around.before;
-  if (before != nullptr && !before->is_aligned(kTmaUnit)) operands.c.reset();
-  const int64_t copied = operands.a.copied_bytes() + operands.b.copied_bytes();
-  if (copied > 0 && !is_worth_copies(device, product, copied)) return {};
-  return operands;
-}
-
 // A compiled kernel, by the sides of its tiles, and how it is used.
 struct Variant {
   int rows, columns;
@@ -78,9 +56,8 @@ struct Variant {
   int64_t bytes_of_sums() const { return int64_t{4} * rows * columns; }
 };
 
-// Nanoseconds of an H200 for a column of 128 rows: of a step at full speed, and of a tile's end.
-constexpr double kStep = 2.5, kEnd = 10;
-// More of a tile's end: where more than a bias follows the sums, and of an activation but ReLU.
+// Nanoseconds of a column of a tile's end, more than kWgmmaEnd: where more than a bias follows the
+// sums, and of an activation but ReLU.
 constexpr double kMoreThanBias = 7, kActivation = 11;
 // Columns of tiles. Where more than a bias follows the sums, there are fewer kernels.
 constexpr int kPlainWidths[] = {64, 96, 128, 160, 192, 224, 256}, kWidths[] = {64, 128, 192, 256};
@@ -185,7 +162,7 @@ std::vector<Variant> variants_of(Planner& planner, const Product& product) {
 double end_of(const Product& product) {
   const Activation activation = product.around.activation;
   const bool is_simple = activation == Activation::kNone || activation == Activation::kRelu;
-  return kEnd + (is_plain(product) ? 0 : kMoreThanBias) + (is_simple ? 0 : kActivation);
+  return kWgmmaEnd + (is_plain(product) ? 0 : kMoreThanBias) + (is_simple ? 0 : kActivation);
 }
 
 // The kernel and the parts of K that take the least time. `can_share`: whether clusters may pay.
@@ -211,7 +188,7 @@ Variant best_variant(Planner& planner, const Product& product, bool can_share) {
     const double height = variant.rows / 128.0;
     const TileWork work{tiles_of(product, m, variant, 1).count(),
                         static_cast<int>(steps_of(product)),
-                        kStep * height * columns * 100 / speed,
+                        kWgmmaStep * height * columns * 100 / speed,
                         end_of(product) * height * columns,
                         memory_of(product, m),
                         variant.bytes_of_sums(),
@@ -246,15 +223,13 @@ constexpr bool has_full(int columns, bool is_exchanged) {
 
 template <typename T, int kRows, int kColumns, bool kIsExchanged, bool kIsPlain,
           bool kTakesTurns = false>
-void plan_wgmma(Planner& planner, const Product& product, Operands operands, const Variant& variant,
-                const Address<char>& scratch) {
+void plan_wgmma(Planner& planner, const Product& product, WgmmaOperands operands,
+                const Variant& variant, const Address<char>& scratch) {
   using Shape = WgmmaShape<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns, kRows>;
   static_assert(Shape::kDepth == kLineBytes / sizeof(T));
   if (kIsExchanged) std::swap(operands.a, operands.b);
-  const Product::Batches& batches = product.batches;
   const auto group = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
-  const TmaMatrix& c =
-      operands.c ? *operands.c : operands.a.matrix;  // not used, but a map all the same
+  const TmaMatrix& c = operands.stored();
   TmaMatrix before = c;
   if (operands.c && product.around.before != nullptr) {
     before.data = product.around.before->as<void>();
@@ -264,22 +239,8 @@ void plan_wgmma(Planner& planner, const Product& product, Operands operands, con
   tiles.rows = static_cast<int>(rounded_up_quotient(tiles.rows, cluster));
   tiles.group = static_cast<int>(rounded_up_quotient(tiles.group, cluster));
   const int64_t most = planner.device.multiprocessors() / cluster;
-  WgmmaProduct given{operands.a.major,
-                     operands.b.major,
-                     {tiles, static_cast<int>(steps_of(product)), variant.parts},
-                     cluster,
-                     variant.meets,
-                     batches.rank > 0 ? batches.sizes[0] : 1,
-                     operands.a.matrix.steps(),
-                     operands.b.matrix.steps(),
-                     c.steps(),
-                     operands.c.has_value(),
-                     {},
-                     {}};
-  for (int d = 0; d < batches.rank; ++d) {
-    given.batch_strides[d] = batches.strides[d][Product::kC];
-    given.input_batch_strides[d] = batches.strides[d][Product::kInput];
-  }
+  const SplitSchedule schedule{tiles, static_cast<int>(steps_of(product)), variant.parts};
+  const WgmmaProduct given = wgmma_product(product, operands, schedule, cluster, variant.meets);
   const auto map = [](const WgmmaOperand& operand, int side, int blocks) {
     const int lines = (operand.major == Major::kK ? side : Shape::kDepth) / blocks;
     return operand.matrix.encoded(Shape::kLine, static_cast<uint32_t>(lines), Swizzle::k128);
@@ -298,7 +259,7 @@ void plan_wgmma(Planner& planner, const Product& product, Operands operands, con
 
 // One of kOthers.
 template <typename T, std::size_t kAt = 0>
-void plan_other(Planner& planner, const Product& product, const Operands& operands,
+void plan_other(Planner& planner, const Product& product, const WgmmaOperands& operands,
                 const Variant& variant, const Address<char>& sums) {
   constexpr auto kSides = kOthers[kAt];
   if (variant.rows == kSides.first && variant.columns == kSides.second) {
@@ -318,7 +279,7 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
       (size_of(dtype) != 2 && !product.is_tf32)) {
     return false;
   }
-  std::optional<Operands> operands = operands_of(planner.device, product);
+  std::optional<WgmmaOperands> operands = wgmma_operands(planner.device, product);
   if (!operands) return false;
   const bool is_a_along_k = operands->a.major == Major::kK;
   const bool is_b_along_k = operands->b.major == Major::kK;

@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "diglot/launch/kept_text.h"
-#include "diglot/launch/padded_copy.h"
 #include "diglot/launch/scaled_products.h"
+#include "diglot/launch/wgmma_product.h"
 #include "diglot/products/scaled.cuh"
 
 namespace diglot {
@@ -29,27 +29,8 @@ namespace {
 using namespace diglot;
 
 // A and B along K, and C if TMA can store it.
-struct Operands {
-  WgmmaOperand a, b;
-  std::optional<TmaMatrix> c;
-};
-
-// Nothing if TMA cannot load A or B along K, and copies do not pay.
-std::optional<Operands> operands_of(const Device& device, const Product& product) {
-  const auto [m, n, k] = std::tuple{product.m, product.n, product.k};
-  constexpr int kC = 0, kA = 1, kB = 2;  // in the batch's layout
-  const auto& of = product.batches;
-  Operands operands{wgmma_operand(*product.a, m, product.of_a.row, k, product.of_a.column, of, kA),
-                    wgmma_operand(*product.b, n, product.of_b.column, k, product.of_b.row, of, kB),
-                    tma_matrix(*product.c, n, product.of_c.column, m, product.of_c.row, of, kC)};
-  if (product.c->dtype == DType::kFloat32) operands.c.reset();
-  const int64_t copied = operands.a.copied_bytes() + operands.b.copied_bytes();
-  if (copied > 0 && !is_worth_copies(device, product, copied)) return {};
-  return operands;
-}
-
 template <typename T, int kColumns, Accumulation kAccumulation, bool kTakesTurns = false>
-void plan_wgmma(Planner& planner, const ScaledProduct& scaled, const Operands& operands) {
+void plan_wgmma(Planner& planner, const ScaledProduct& scaled, const WgmmaOperands& operands) {
   using Shape = ScaledShape<kColumns, kAccumulation, kTakesTurns>;
   const Product& product = scaled.product;
   const auto count = [](int64_t size, int side) {
@@ -84,7 +65,7 @@ struct Form {
   Accumulation accumulation;
   int columns;
   const char* variant;
-  void (*plan)(Planner&, const ScaledProduct&, const Operands&);
+  void (*plan)(Planner&, const ScaledProduct&, const WgmmaOperands&);
   double gain = 1;  // over the speed of tiles of these columns
 };
 constexpr auto kFast = Accumulation::kFast, kExact = Accumulation::kExact,
@@ -132,8 +113,9 @@ bool plan_on_tensor_cores(Planner& planner, const ScaledProduct& scaled) {
       std::max({product.m, product.n, product.k}) > most) {
     return false;
   }
-  std::optional<Operands> operands = operands_of(planner.device, product);
+  std::optional<WgmmaOperands> operands = wgmma_operands(planner.device, product);
   if (!operands) return false;
+  if (product.c->dtype == DType::kFloat32) operands->c.reset();
   constexpr const char* kNames[] = {"fast", "exact", "blocks"};
   choose_numbers(planner, product, kNames[static_cast<int>(scaled.accumulation)]);
   dispatch_result(product.c->dtype, [&](auto type) {
