@@ -7,9 +7,8 @@ serves every later version of either. What it is built for is read from the envi
 CUDA_HOME             the CUDA toolkit (default: that of the nvcc on PATH or of pip's packages)
 TORCH_CUDA_ARCH_LIST  architectures, such as "8.0 9.0a 9.0+PTX" (the default)
 DIGLOT_REQUIRE_CUDA   1: fail where no nvcc or no g++ is found, instead of building without
-DIGLOT_SKIP_CUDA      1: build without the CUDA kernels, for GPUs and for the host's interpreter;
-                      gpu: without those for GPUs alone
-DIGLOT_FEW_TYPES      1: CUDA kernels for float32 and bfloat16 alone, uncompressed, in half the time
+DIGLOT_SKIP_CUDA      1: build no CUDA kernels. gpu: build them for the host's interpreter alone.
+DIGLOT_FEW_TYPES      1: build CUDA kernels for float32 and bfloat16 alone, in half the time
 DIGLOT_HOST_OPTIMIZATION  level for what launches kernels, 0 to 3 (the default); theirs is always 3
 """
 

@@ -103,6 +103,11 @@ CUDA = {
     "a launch after a fault comes to the second meeting": cuda(
         SIGNAL, "(phase == kOpening || party_.patience != kNone)", "true"
     )._replace(chosen="cuda and after_a_fault"),
+    "a direct shot that failed keeps old data": cuda(
+        EXCHANGE,
+        "fill_share<kRanks>(out + part * pitch, count_of(part), convert<T>(quiet_nan()));",
+        "",
+    )._replace(chosen="cuda and does_not_come and direct"),
     "a part that is pushed to another rank": cuda(
         EXCHANGE, "&pushed[kHasParts ? peer : 0]", "&pushed[kHasParts ? rank : 0]", SCATTER
     ),
@@ -186,6 +191,11 @@ TRITON = {
         TRITON_EXCHANGE,
         "        if has_met:\n            target",
         "        if True:\n            target",
+    )._replace(chosen="triton and does_not_come and direct"),
+    "a direct shot that failed keeps old data": triton(
+        TRITON_EXCHANGE,
+        "fill_share(out + p * pitch, elements_of(p, pitch, n), BLOCK, THREADS)",
+        "pass",
     )._replace(chosen="triton and does_not_come and direct"),
     "a launch after a fault comes to the second meeting": triton(
         TRITON_SIGNAL, "is_peer &= patience != NONE", "pass"
