@@ -86,6 +86,10 @@ def _is_plain(row: Row) -> bool:
     return row["timer"] == "device" and row["dtype"] == "bfloat16" and not _is_odd(row)
 
 
+def _is_large(row: Row) -> bool:
+    return _is_plain(row) and tuple(row["shape"]) in LARGE
+
+
 def _few_rows(row: Row) -> tuple[float, float] | None:
     m, *others = row["shape"]
     return FEW_ROWS.get(m) if tuple(others) == WEIGHTS else None
@@ -138,10 +142,17 @@ benchmark = Benchmark(
     bars=[
         Bar(
             "speed over cuBLAS, large",
-            lambda row: _is_plain(row) and tuple(row["shape"]) in LARGE,
+            _is_large,
             speed_over_torch,
             products.by_language(0.97, 0.95),
             mean=products.by_language(1.03, 1.00),
+        ),
+        Bar(
+            "speed over the faster of cuBLAS and QuACK, large",
+            _is_large,
+            products.speed_over_libraries,
+            products.by_language(0.97, 0.95),
+            mean=products.by_language(1.00, 1.00),
         ),
         Bar(
             "speed over cuBLAS, few rows",
@@ -235,3 +246,7 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 benchmark.compiled({"forward": _product})
 benchmark.way("formula", {"forward": _product})
+products.quack(
+    benchmark,
+    lambda case: case.dtype == BF16 and case.shape in LARGE and "lines" not in case.options,
+)

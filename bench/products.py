@@ -81,6 +81,12 @@ def of_way(way: str) -> Callable[[Row, Rows], float]:
     return lambda row, rows: row["time_us"] / rows[f"{row['provider']}, {way}"]["time_us"]
 
 
+def speed_over_libraries(row: Row, rows: Rows) -> float:
+    """Speed as a multiple of that of the faster library: cuBLAS, and QuACK where it is there."""
+    times = [rows[of]["time_us"] for of in ("torch", "quack") if "time_us" in rows.get(of, {})]
+    return min(times) / row["time_us"]
+
+
 # No case is recorded by autograd yet, so the second bounds are not used.
 HOST_BAR: Bar = host_bar(cuda=(6, 6), triton=(20, 20))
 
@@ -98,6 +104,18 @@ def other_way(
     """
     for backend in OURS:
         benchmark.provider(f"{backend}, {way}", make)(functools.partial(make, backend))
+
+
+def quack(
+    benchmark: Benchmark,
+    takes: Callable[[Case], bool],
+    operands: Callable[[Case, Tensors], tuple[Any, ...]] | None = None,
+) -> None:
+    """Adds QuACK's product. Its tuner would compile dozens of kernels for each case."""
+    how = {"tuned": False}
+    add = benchmark.peer("quack", "quack.gemm_interface", takes=takes, operands=operands)
+    add(lambda library: {"forward": functools.partial(library.gemm, **how)})
+    benchmark.how["quack"] = "default configuration: of QuACK's own choice, not tuned by case"
 
 
 def with_plans(numbers: Mapping[str, int], call: Call) -> Call:
