@@ -210,6 +210,31 @@ def test_products_share_plans(backend):
     assert not store.serves(replace(plain, shape=(33, 48, 64, 1)), plain)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", backends.KERNELS)
+def test_a_measured_split_is_taken_unless_bits_must_not_depend_on_rows(backend, dtype, folder):
+    """Both types of 16 bits have the same plans."""
+    x, y = torch.zeros(256, 4096, dtype=dtype), torch.zeros(4096, 256, dtype=dtype)
+
+    def plan_of(**how):
+        with plan_runs(H200) as runs:
+            diglot.matmul(x, y, backend=backend, **how)
+        return runs[0].plan
+
+    before = plan_of(), plan_of(batch_invariant=True)
+    (choice,) = before[0].choices
+    assert choice.problem.dtypes == ("bfloat16",) and not before[1].choices
+    split = {f"products.{backend}.split": 2}
+    with store.updating("matmul", folder / "matmul/h200.json") as kept:
+        kept.add(choice.problem, {"": 9.0, store.plan_name(split): 5.0}, {"gpu": "NVIDIA H200"})
+    forget_stores()
+    after = plan_of()
+    assert [each.source for each in after.choices] == ["exact"]
+    if "strided" not in choice.problem.layout:  # kernels without tensor cores have no parts
+        assert "K in 2 parts" in after.variant
+    assert plan_of(batch_invariant=True) == before[1]
+
+
 def test_a_new_plan_keeps_old_times(folder):
     where = problem(8, 8)
     file = written(folder, (where, {"": 3.0, "rows.triton.warps=2": 2.0}))

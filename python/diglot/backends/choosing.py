@@ -162,6 +162,8 @@ def choose(
 ) -> Choice:
     """The numbers for planning a problem on a GPU, given its short name or its full one."""
     op, launcher = store.KEPT_AS.get(op, (op, launcher))
+    if op in store.EXACT_ONLY:
+        dtypes = [store.TIMED_AS.get(dtype, dtype) for dtype in dtypes]
     problem = Problem(op, launcher, backend, tuple(dtypes), layout, tuple(shape))
     choice = _choose(problem, gpu)
     record(choice)

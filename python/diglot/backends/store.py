@@ -8,6 +8,7 @@ which it differs from the planner's own choice.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -39,6 +40,8 @@ Numbers = Mapping[str, int]  # by the names of tunables, for every entry of a ta
 KEPT_AS = dict.fromkeys(("linear", "addmm", "bmm", "baddbmm", "mlp"), ("matmul", "matmul_forward"))
 # Ops whose best plan a near shape does not tell: it depends on how many rounds of tiles there are.
 EXACT_ONLY = ("matmul", "grouped_mm", "scaled_mm")
+# Types of products whose plans are those of another type: the same instructions, bytes and speed.
+TIMED_AS = {"float16": "bfloat16", "float8_e5m2": "float8_e4m3fn"}
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,11 @@ def plan_numbers(name: str) -> dict[str, int]:
     Raises:
         ValueError: the text is no such name, or names no tunable, or a number is out of range.
     """
+    return dict(_plan_numbers(name))
+
+
+@functools.lru_cache(1 << 12)  # a file of many entries has few names
+def _plan_numbers(name: str) -> dict[str, int]:
     numbers: dict[str, int] = {}
     for pair in filter(None, name.split(", ")):
         tunable, equals, value = pair.partition("=")
