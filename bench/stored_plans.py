@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from diglot.backends import store
 from diglot.backends.choosing import use_plans
@@ -53,11 +54,34 @@ LAUNCHED = (
     "grid", "constants", "num_warps", "max_registers", "num_stages", "num_ctas",
     "per_multiprocessor",
 )  # fmt: skip
+PARTS = "parts"  # of K, that different blocks sum
 Times = dict[Problem, dict[str, float]]  # microseconds, by the hash of the launches
 
 
-def arguments_of(problem: Problem) -> tuple[Any, ...]:
-    """A launcher's arguments for a problem of rows. Its tensors have no memory."""
+def call_of(problem: Problem) -> tuple[Any, ...]:
+    """A problem's language, op and launcher, and this one's arguments, without memory."""
+    if problem.op != "matmul":
+        return problem.backend, problem.op, problem.launcher, *_of_rows(problem)
+    m, n, k, batch = problem.shape
+    lies, _, more = problem.layout.partition(", ")
+    dtype = getattr(torch, problem.dtypes[0])
+
+    def matrix(rows: int, columns: int, by: str = "N") -> Tensor:
+        sizes = (columns, rows) if by == "T" else (rows, columns)
+        made = torch.empty((batch,) * (batch > 1) + sizes, device="meta", dtype=dtype)
+        return made.mT if by == "T" else made
+
+    factors = matrix(m, k, lies[0]), matrix(k, n, lies[1])
+    how = False, "tf32" if dtype == torch.float32 else "ieee"
+    out = matrix(m, n).float() if more == "wide" else matrix(m, n)
+    if more != "row sums":
+        return problem.backend, "matmul", "matmul_forward", *factors, *how, out
+    launcher = "linear", "linear_parameters_backward"
+    return problem.backend, *launcher, *factors, *how, out, out[:, 0].contiguous()
+
+
+def _of_rows(problem: Problem) -> tuple[Any, ...]:
+    """A launcher's arguments for a problem of rows."""
     rows, n = problem.shape
     dtype = getattr(torch, problem.dtypes[0])
     # Triton's launcher of a norm is that of its fused form, without a second input.
@@ -87,19 +111,23 @@ def arguments_of(problem: Problem) -> tuple[Any, ...]:
 def plan_of(problem: Problem, numbers: Numbers, gpu: str) -> Plan:
     """The plan of a problem with chosen numbers on a GPU, which need not be here."""
     with use_plans(numbers), plan_runs(named_device(gpu)):
-        return plan(problem.backend, problem.op, problem.launcher, *arguments_of(problem))
+        return plan(*call_of(problem))
 
 
 def launched(made: Plan) -> str:
     """A hash of what a plan launches. Plans of equal hashes take equal times."""
-    told = [
-        # `numbers` of CUDA C++ say again what the problem and the other fields set.
-        tuple(launch._replace(numbers=()))
-        if isinstance(launch, KernelLaunch)
-        else (launch.kernel.__name__, *(getattr(launch, name) for name in LAUNCHED))
-        for launch in made.launches
-    ]
+    told = [_told(launch) for launch in made.launches]
     return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
+
+
+def _told(launch: Any) -> tuple[Any, ...]:
+    """All of a launch that sets its time, for a problem."""
+    numbers = dict(launch.order.numbers)
+    if isinstance(launch, KernelLaunch):
+        # Except where K has parts, they say again what the problem and the other fields set.
+        return tuple(launch if PARTS in numbers else launch._replace(numbers=()))
+    told = launch.kernel.__name__, *(getattr(launch, name) for name in LAUNCHED)
+    return (*told, numbers[PARTS]) if PARTS in numbers else told
 
 
 # --- the files -----------------------------------------------------------------------------------
@@ -166,14 +194,12 @@ def names_of(problem: Problem, known: Iterable[str], wanted: set[str], gpu: str)
         found.setdefault(launched(plan_of(problem, store.plan_numbers(name), gpu)), name)
     if wanted <= found.keys():
         return {key: found[key] for key in wanted}
-    arguments = arguments_of(problem)
+    call = call_of(problem)
     with plan_runs(named_device(gpu)):
         starts: list[Numbers] = [{}]
         for start in starts:  # the first adds the others
             with contextlib.suppress(TunableError):
-                candidates = candidate_plans(
-                    problem.backend, problem.op, problem.launcher, *arguments, start=start
-                )
+                candidates = candidate_plans(*call, start=start)
                 if start == {}:
                     starts += [candidate.numbers for candidate in candidates[1:]]
                 for candidate in candidates:
