@@ -20,9 +20,10 @@ import torch
 from diglot.backends.choosing import use_plans
 from diglot.backends.runs import run
 from diglot.backends.store import plan_name, plan_numbers
-from diglot.bench.harness import Case, Row
+from diglot.bench.harness import Benchmark, Case, Row
+from diglot.bench.linear import layers
 from diglot.bench.model_bars import Reached
-from diglot.bench.models import draw, kernels_hash
+from diglot.bench.models import LAYER_SIZES, draw, kernels_hash, sizes_of
 from diglot.bench.reports import make_report, save, shape_text
 from diglot.bench.running import dtype_name
 from diglot.tools import measure
@@ -39,9 +40,11 @@ CHOSEN_MEAN, CHOSEN_WORST = 0.97, {"cuda": 0.90, "triton": 0.88}
 OWN_MEAN = 0.92
 
 
-def shapes(op: str, seed: int) -> list[tuple[tuple[int, int], torch.dtype]]:
-    """The shapes and dtypes that a seed draws for an op."""
-    return draw(f"plans of {op} {seed}", SHAPES)
+def shapes(benchmark: Benchmark, seed: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """The shapes and dtypes that a seed draws for an op: of products, layers in bfloat16."""
+    if sizes_of(benchmark) == LAYER_SIZES:
+        return [(shape, torch.bfloat16) for shape in layers(seed, SHAPES)]
+    return [*draw(f"plans of {benchmark.op} {seed}", SHAPES)]
 
 
 def judge(

@@ -1,4 +1,4 @@
-"""linear: layers of published models, one with GELU, gradients of parameters, providers, bars."""
+"""linear: layers of published models, one with GELU, gradients, providers, bars."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from diglot.bench.harness import (
     Benchmark,
     Call,
     Case,
+    Function,
     OtherCall,
     Row,
     Tensors,
@@ -38,8 +39,10 @@ TOKENS = 8192
 # By K, the bounds of the speed over PyTorch's two kernels.
 GELU_BARS = {1024: (1.25, 1.20), 2048: (1.12, 1.08), 4096: (1.04, 1.02)}
 PLAIN = "plain product"  # our other way to compare with
-# Of weight and bias: a case's shape is that of the layer. Our other ways are both kinds of plans.
-PARAMETERS = "gradients of parameters"
+# Directions whose shape is that of the layer: gradients of input and weight, of weight and bias.
+# Our other ways to the latter are both kinds of plans.
+BACKWARD, PARAMETERS = "backward", "gradients of parameters"
+GRADIENTS = {BACKWARD: ("input", "weight"), PARAMETERS: ("weight", "bias")}
 LAUNCHES = {
     "two launches": {"products.both.row_sums": 0},
     "one launch": {"products.both.row_sums": 1},
@@ -61,7 +64,7 @@ def layers(seed: int = SEED, count: int = CASES) -> list[tuple[int, int, int]]:
     while len(drawn) < count:
         model = chance.choice(published)
         hidden, inner = model.hidden_size, model.intermediate_size
-        n, k = chance.choice([(hidden, hidden), (inner, hidden), (hidden, inner)])
+        n, k = chance.choice(models.sides_of(hidden, inner))
         shape = (models.tokens(chance, 1, MOST_TOKENS), n, k)
         if 2 * (shape[0] * (n + k) + n * k) <= MOST_BYTES and shape not in drawn:
             drawn.append(shape)
@@ -78,6 +81,7 @@ def _cases() -> list[Case]:
         *(Case("forward", torch.bfloat16, (TOKENS, 4 * k, k), {"with": GELU}) for k in GELU_BARS),
         Case("forward", torch.float32, (64, 64, 64), {"with": BIAS}, timer="host"),
         *(Case(PARAMETERS, torch.bfloat16, shape) for shape in TRAINED),
+        *(Case(BACKWARD, torch.bfloat16, shape) for shape in TRAINED[::2]),
     ]
 
 
@@ -87,16 +91,18 @@ def _has_gelu(case: Case) -> bool:
 
 def _inputs(case: Case) -> Tensors:
     m, n, k = case.shape
-    if case.direction == PARAMETERS:
-        return normal([(m, n), (m, k)], case.dtype)
+    if case.direction in GRADIENTS:
+        of_weight = [(n, k)] if case.direction == BACKWARD else []
+        return normal([(m, n), (m, k), *of_weight], case.dtype)
     return normal([(m, k), (n, k), *([(n,)] if "with" in case.options else [])], case.dtype)
 
 
 def _expected(case: Case, tensors: Tensors) -> Expected | tuple[Expected, ...]:
-    if case.direction == PARAMETERS:
-        grad, x = tensors
-        made = SPEC.backward(grad, x, x.new_zeros(grad.shape[1], x.shape[1]), grad[0])
-        return made["weight"], made["bias"]
+    if case.direction in GRADIENTS:
+        grad, x, *weights = tensors
+        weight = weights[0] if weights else x.new_zeros(grad.shape[1], x.shape[1])
+        made = SPEC.backward(grad, x, weight, grad[0])
+        return tuple(made[name] for name in GRADIENTS[case.direction])
     x, weight, *bias = tensors
     sums = expected_product(x, weight.mT, bias[0] if bias else None, case.dtype)
     if not _has_gelu(case):
@@ -106,10 +112,15 @@ def _expected(case: Case, tensors: Tensors) -> Expected | tuple[Expected, ...]:
 
 
 def _bytes_moved(case: Case, tensors: Tensors) -> int:
-    if case.direction != PARAMETERS:
+    m, n, k = case.shape
+    if case.direction not in GRADIENTS:
         return products.bytes_moved(case, tensors)
-    _, n, k = case.shape
-    return sum(map(nbytes, tensors)) + (n * k + n) * case.dtype.itemsize
+    beside = m * k if case.direction == BACKWARD else n
+    return sum(map(nbytes, tensors)) + (n * k + beside) * case.dtype.itemsize
+
+
+def _flops(case: Case, tensors: Tensors) -> int:
+    return products.flops(case, tensors) * (2 if case.direction == BACKWARD else 1)
 
 
 def _is_layer(row: Row) -> bool:
@@ -127,7 +138,7 @@ benchmark = Benchmark(
     inputs=_inputs,
     expected=_expected,
     bytes_moved=_bytes_moved,
-    flops=products.flops,
+    flops=_flops,
     shape=products.square,
     keywords=lambda case: {"activation": "gelu"} if _has_gelu(case) else {},
     takes=products.is_product,
@@ -161,7 +172,13 @@ def _parameters(grad: Tensor, x: Tensor, *, backend: str) -> Tensors:
     return parameter_gradients(grad, x, None, backend)
 
 
-benchmark.ours({"forward": diglot.linear, PARAMETERS: _parameters})
+def _backward(grad: Tensor, x: Tensor, weight: Tensor, *, backend: str) -> Tensors:
+    """The launches of a backward pass."""
+    of_weight = diglot.matmul(grad.mT, x, backend=backend)
+    return diglot.matmul(grad, weight, backend=backend), of_weight
+
+
+benchmark.ours({"forward": diglot.linear, BACKWARD: _backward, PARAMETERS: _parameters})
 
 
 def _plain(backend: str, case: Case, tensors: Tensors) -> Call | None:
@@ -190,8 +207,8 @@ for _way, _numbers in LAUNCHES.items():
 @benchmark.provider("torch", F.linear, F.gelu)
 def _torch(case: Case, tensors: Tensors) -> Call:
     """PyTorch's layer, and its GELU in a second kernel; its product and its sum for gradients."""
-    if case.direction == PARAMETERS:
-        return functools.partial(_sums, *tensors)
+    if case.direction in GRADIENTS:
+        return functools.partial(FORMULAS[case.direction], *tensors)
     layer = functools.partial(F.linear, *tensors)
     return (lambda: F.gelu(layer())) if _has_gelu(case) else layer
 
@@ -209,8 +226,13 @@ def _layer(
     return sums if activation is None else F.gelu(sums)
 
 
-benchmark.compiled({"forward": _layer, PARAMETERS: _sums})
-benchmark.way("formula", {"forward": _layer, PARAMETERS: _sums})
+def _products(grad: Tensor, x: Tensor, weight: Tensor) -> Tensors:
+    return grad @ weight, grad.mT @ x
+
+
+FORMULAS: dict[str, Function] = {"forward": _layer, BACKWARD: _products, PARAMETERS: _sums}
+benchmark.compiled(FORMULAS)
+benchmark.way("formula", FORMULAS)
 products.quack(
     benchmark,
     lambda case: (case.direction, case.dtype) == ("forward", torch.bfloat16) and not case.options,

@@ -36,6 +36,7 @@ MOST_TOKENS = 1 << 16
 ODD_ROWS = ((7, 1000003), (100003, 77), (8191, 4097), (4096, 12289), (33333, 769))
 FLOAT32 = 4  # one case in this number
 CASES = 40
+LAYER_SIZES = 3  # tokens, N, K
 CASE = ("direction", "dtype", "shape", "options", "timer")
 
 
@@ -57,17 +58,37 @@ def published() -> list[Model]:
     return [Model(**raw) for raw in json.loads(text)["models"]]
 
 
-def shapes_of(config: dict[str, Any], tokens: Sequence[int] = (1, 256, 4096)) -> list[Any]:
+def sides_of(hidden: int, inner: int) -> list[tuple[int, int]]:
+    """N and K of a model's layers: projections of the hidden size, to the inner one, and back."""
+    return [(hidden, hidden), (inner, hidden), (hidden, inner)]
+
+
+def sizes_of(benchmark: Benchmark) -> int:
+    """How many sizes a shape of an op's has."""
+    return 2 if benchmark.shape is None else len(benchmark.shape(1))
+
+
+def shapes_of(
+    config: dict[str, Any], tokens: Sequence[int] = (1, 256, 4096), sizes: int = 2
+) -> list[Any]:
     """Rows that a model has, by its config.json: of its hidden size, and of its vocabulary.
+
+    Args:
+        sizes: of a shape. Three are those of products: tokens, N, K.
 
     Raises:
         ValueError: the file does not say them.
     """
     config = config.get("text_config", config)
-    sizes = [config.get(name) for name in ("hidden_size", "intermediate_size", "vocab_size")]
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
+    lengths: list[Any] = [
+        config.get(name) for name in ("hidden_size", "intermediate_size", "vocab_size")
+    ]
+    if not all(isinstance(length, int) and length > 0 for length in lengths):
         raise ValueError("a model's config has hidden_size, intermediate_size and vocab_size")
-    return [(rows, size) for size in sizes for rows in tokens]
+    if sizes == LAYER_SIZES:
+        sides = dict.fromkeys(sides_of(*lengths[:2]))
+        return [(rows, *side) for side in sides for rows in tokens]
+    return [(rows, length) for length in lengths for rows in tokens]
 
 
 def draw(seed: str, count: int = CASES) -> list[tuple[tuple[int, int], torch.dtype]]:

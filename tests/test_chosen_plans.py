@@ -111,14 +111,20 @@ def test_a_table():
 
 
 def test_shapes_follow_a_seed():
-    drawn = chosen_plans.shapes("softmax", 1)
-    assert len(drawn) == 12 == len(set(drawn)) and drawn == chosen_plans.shapes("softmax", 1)
-    assert drawn != chosen_plans.shapes("softmax", 2) != chosen_plans.shapes("rms_norm", 2)
+    def shapes(op, seed):
+        return chosen_plans.shapes(load(op).benchmark, seed)
+
+    for op in ("softmax", "linear"):
+        drawn = shapes(op, 1)
+        assert len(drawn) == 12 == len(set(drawn)) and drawn == shapes(op, 1) != shapes(op, 2)
+    assert shapes("softmax", 2) != shapes("rms_norm", 2)
+    assert all(len(shape) == 3 for shape, _ in shapes("linear", 1))
 
 
 def test_the_command(gpu, monkeypatch, tmp_path):
     """A table, and a file for each op; shapes cannot be given."""
     monkeypatch.setattr(chosen_plans, "draw", lambda *_: [((6, 300), torch.float32)])
+    monkeypatch.setattr(chosen_plans, "layers", lambda *_: [(6, 8, 32)])
     arguments = ["softmax", "--judge", "1", "--direction", "forward", "--backend", "cuda"]
     done = CliRunner().invoke(command, [*arguments, "--results", str(tmp_path)])
     assert done.exit_code == 0, done.output
@@ -126,6 +132,11 @@ def test_the_command(gpu, monkeypatch, tmp_path):
     assert report["seed"] == 1 and [r["language"] for r in report["rows"]] == ["cuda"]
     assert report["rows"][0]["chosen_us"] == 10 and report["rows"][0]["best_us"] == 8
     assert not list(tmp_path.glob("softmax/*"))  # no times are kept
+    of_layers = ["linear", "--judge", "1", "--backend", "triton", "--results", str(tmp_path)]
+    done = CliRunner().invoke(command, of_layers)
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "linear.json").read_text())["rows"]
+    assert [row["shape"][:3] for row in rows] == [[6, 8, 32], [8, 32, 6], [6, 32, 8]]
     done = CliRunner().invoke(command, [*arguments, "--shape", "2x2"])
     assert done.exit_code != 0 and "--judge draws shapes" in done.output
 

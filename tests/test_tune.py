@@ -246,6 +246,7 @@ def test_a_models_config_gives_its_rows():
         (2, 100),
     ]
     assert models.shapes_of({"text_config": config}, (1,)) == [(1, 8), (1, 32), (1, 100)]
+    assert models.shapes_of(config, (1, 2), 3)[1:4] == [(2, 8, 8), (1, 32, 8), (2, 32, 8)]
     for wrong in ({}, {**config, "vocab_size": "many"}):
         with pytest.raises(ValueError, match="hidden_size"):
             models.shapes_of(wrong)
@@ -349,7 +350,7 @@ def test_the_command(gpu, monkeypatch, tmp_path):
     """It tunes the rows of a model, in files that a later call reads. `--status` counts them."""
     monkeypatch.setattr(measure, "why_not", lambda: None)
     monkeypatch.setattr(harness, "DEVICE", "cpu")
-    monkeypatch.setattr(models, "shapes_of", lambda _: [(6, 300), (3, 12)])
+    monkeypatch.setattr(models, "shapes_of", lambda *_, **__: [(6, 300), (3, 12)])
     config = tmp_path / "config.json"
     config.write_text("{}")
     arguments = ["tune", "softmax", "--like", config, "--dtype", "fp32", "--backend", "triton"]

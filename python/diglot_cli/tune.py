@@ -22,14 +22,14 @@ from diglot_cli.common import (
     show_progress,
 )
 
-DEFAULT_SHAPES = ("4096x4096",)
+DEFAULT_ELEMENTS = 4096 * 4096  # of a matrix
 WHERE = ("launcher", "language", "dtype", "shape", "layout")
 
 
 @command()
 @click.argument("ops", metavar="OP...", nargs=-1, required=True)
 @case_options
-@click.option("--like", metavar="FILE", help="A model's config.json: tune this model's rows.")
+@click.option("--like", metavar="FILE", help="A model's config.json: tune its rows, or layers.")
 @click.option(
     "--backend",
     "backends",
@@ -74,16 +74,21 @@ def tune(asked: Any) -> None:
         raise ValueError("--like and --shape: one of them")
     if asked.judge is not None and (asked.like is not None or asked.shapes or asked.dtypes):
         raise ValueError("--judge draws shapes and dtypes itself")
-    if asked.like is not None:
-        chosen = models.shapes_of(_read_json(Path(asked.like)))
-    else:
-        chosen = [parse_shape(shape) for shape in asked.shapes or DEFAULT_SHAPES]
+    config = None if asked.like is None else _read_json(Path(asked.like))
     kinds = [parse_dtype(dtype) for dtype in asked.dtypes or ("bf16",)]
-    given = [(shape, kind) for shape in chosen for kind in kinds]
-    benchmarks = [
-        (load(op).benchmark, given if asked.judge is None else chosen_plans.shapes(op, asked.judge))
-        for op in asked.ops
-    ]
+
+    def shapes_of(benchmark: Any) -> list[tuple[Any, Any]]:
+        if asked.judge is not None:
+            return chosen_plans.shapes(benchmark, asked.judge)
+        if config is not None:
+            chosen = models.shapes_of(config, sizes=models.sizes_of(benchmark))
+        elif asked.shapes:
+            chosen = [parse_shape(shape) for shape in asked.shapes]
+        else:
+            chosen = [benchmark.shape(DEFAULT_ELEMENTS)] if benchmark.shape else []
+        return [(shape, kind) for shape in chosen for kind in kinds]
+
+    benchmarks = [(of, shapes_of(of)) for of in (load(op).benchmark for op in asked.ops)]
     device = named_device(asked.compile_for) if asked.compile_for is not None else None
     reason = None if device is not None else measure.why_not()
     if reason is not None:
