@@ -32,6 +32,7 @@ def find_tree() -> Path | None:
 
 ROOT = find_tree()
 RESULTS = (ROOT or Path.cwd()) / "bench/results"
+PICTURED = RESULTS / "h200"  # of the GPU that pictures show
 # What can change the outcome of a test or a measurement. That is the package, and how it is built
 # and run (pyproject.toml has pytest's options too). It is the tests, the examples, which tests
 # compile and read, and the benchmarks. A file too many costs a run that was not needed; one too few

@@ -21,13 +21,23 @@ def pivot(title: str, cells: Mapping[tuple[str, str], str]) -> list[str]:
     return table([title, *columns], body)
 
 
+Reports = list[dict[str, Any]]
+
+
+def of_each_gpu(reports: Iterable[dict[str, Any]]) -> list[Reports]:
+    """The reports of each GPU, in the order of the first ones."""
+    found: dict[str, Reports] = {}
+    for report in reports:
+        found.setdefault(report["gpu"], []).append(report)
+    return list(found.values())
+
+
 def by_gpu(
-    reports: Sequence[Mapping[str, Any]], tables: Callable[[list[dict[str, Any]]], Iterable[str]]
+    reports: Iterable[dict[str, Any]], tables: Callable[[list[dict[str, Any]]], Iterable[str]]
 ) -> str:
     """Tables of the rows of reports, for each GPU, below the dates and commits of these."""
     lines: list[str] = []
-    for gpu in dict.fromkeys(report["gpu"] for report in reports):
-        of_gpu = [report for report in reports if report["gpu"] == gpu]
+    for of_gpu in of_each_gpu(reports):
         ops: dict[str, list[str]] = {}
         for each in of_gpu:
             seed = f", seed {each['seed']}" if "seed" in each else ""
@@ -36,7 +46,7 @@ def by_gpu(
             ops.setdefault(where, []).append(each["op"] + " †" * old)
         said = [f"{where}: {', '.join(names)}." for where, names in ops.items()]
         said += [marks.OLDER] * any(map(marks.is_of_old_kernels, of_gpu))
-        lines += [f"### {gpu}", "", *said, ""]
+        lines += [f"### {of_gpu[0]['gpu']}", "", *said, ""]
         lines += tables([row for report in of_gpu for row in report["rows"]])
     return "\n".join(lines)
 

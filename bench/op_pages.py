@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from diglot.bench import marks, pictures, standing, tile_order
-from diglot.bench.evidence import ROOT
+from diglot.bench.evidence import PICTURED, ROOT, gpu_short_name
 from diglot.bench.markdown import put, table
 from diglot.bench.op_plans import cases, plans, rows
 from diglot.bench.op_reference import reference
-from diglot.bench.result_files import read_file
+from diglot.bench.result_files import committed
 from diglot.tools import inline_svg
 
 FILES = {
@@ -84,18 +84,20 @@ def _case(row: Report) -> tuple[str, str]:
     return row["direction"], ", ".join([row["dtype"], *words])
 
 
-def measured(report: Report | None, image: str | None) -> str:
-    """The picture, how the op stands beside others, and its errors."""
-    if report is None:
+def measured(reports: list[Report], image: str | None) -> str:
+    """The picture, how the op stands beside others on each GPU, and its errors on the first."""
+    if not reports:
         return "No result of this op is committed yet.\n"
-    op = report["op"]
+    op = reports[0]["op"]
     lines = []
-    if marks.is_of_old_kernels(report):
+    if any(map(marks.is_of_old_kernels, reports)):
         lines += [f"**The kernels of `{op}` have changed since these figures.**", ""]
     if image is not None:
         lines += [f"![Speed of {op} beside others](../images/{image})", ""]
-    lines += [standing.of_op(report), *accuracy(report)]
-    return "\n".join([*lines, f"Every figure: `diglot bench --load bench/results/h200 {op}`.", ""])
+    lines += [standing.of_op(reports), *accuracy(reports[0])]
+    folders = [f"bench/results/{gpu_short_name(report['gpu'])}" for report in reports]
+    commands = " and ".join(f"`diglot bench --load {folder} {op}`" for folder in folders)
+    return "\n".join([*lines, f"Every figure: {commands}.", ""])
 
 
 def _shapes(report: Report) -> list[tuple[int, ...]]:
@@ -117,31 +119,29 @@ def render(with_plans: bool) -> dict[Path, str]:
         with_plans: whether to plan, which takes the CUDA extension; else plans stay as they are.
     """
     assert ROOT is not None, "the pages are those of a source tree"
-    results = ROOT / "bench/results/h200"
     images = ROOT / "docs/images"
     texts = {
-        images / "speed.svg": pictures.of_readme(results),
+        images / "speed.svg": pictures.of_readme(PICTURED),
         images / "tile_order.svg": inline_svg.standalone(tile_order.picture()),
     }
     held = (ROOT / "docs/rows.md").read_text()
     for op in sorted(path.stem for path in ROOT.glob("csrc/ops/*.cu")):
-        is_measured = (results / f"{op}.json").exists()
-        report = read_file(results / f"{op}.json").content if is_measured else None
-        drawn = pictures.of_op(results / f"{op}.json") if is_measured else None
+        reports = committed(f"results/*/{op}.json")
+        drawn = pictures.of_op(reports[0]) if reports else None
         image = f"speed_{op.rstrip('_')}.svg" if drawn is not None else None
         if drawn is not None:
             texts[images / f"{image}"] = drawn
         parts = {
             "reference": reference(op),
             "rows": rows(op, held),
-            "measured": measured(report, image),
+            "measured": measured(reports, image),
             "files": files(op),
         }
         path = ROOT / page_of(op)
         text = texts.get(path) or path.read_text()
         title = op.rstrip("_")
-        if with_plans and report is not None and f"<!-- {title} plans:begin -->" in text:
-            parts["plans"] = plans(op, _shapes(report))
+        if with_plans and reports and f"<!-- {title} plans:begin -->" in text:
+            parts["plans"] = plans(op, _shapes(reports[0]))
         if with_plans and f"<!-- {title} cases:begin -->" in text:
             parts["cases"] = cases(op)
         for part, made in parts.items():

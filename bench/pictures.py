@@ -39,9 +39,8 @@ def of_readme(folder: Path) -> str:
     return _draw(by_case(rows), reports)
 
 
-def of_op(path: Path) -> str | None:
+def of_op(report: Report) -> str | None:
     """Of each kind of call in an op's results the largest case, as SVG; None if none was timed."""
-    report = read_file(path).content
     rows = _timed(report)
     return _draw(largest(rows, kind_text), [report]) if rows else None
 

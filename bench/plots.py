@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from diglot.bench import reports
-from diglot.bench.evidence import RESULTS, ROOT
+from diglot.bench.evidence import PICTURED, ROOT
 from diglot.bench.harness import Row
 from diglot.bench.summary import TIMERS
 from diglot.files import check_writable, writing
@@ -190,7 +190,7 @@ def main() -> None:
     subprocess.run(
         [sys.executable, "-m", "diglot_cli", *COMPARE.split(), "--force"], cwd=ROOT, check=True
     )
-    for path in sorted(RESULTS.glob("*/stream_map/overlap*.json")):
+    for path in sorted(PICTURED.glob("stream_map/overlap*.json")):
         report = PipelineReport.from_json(path.read_text())
         if report.gpu is None:  # of several; the benchmark's own file says which
             gpu = json.loads(path.parent.with_suffix(".json").read_text())["gpu"]

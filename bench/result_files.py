@@ -109,6 +109,8 @@ def read_reports(path: Path) -> list[dict[str, Any]]:
 def committed(pattern: str) -> list[dict[str, Any]]:
     """The source tree's results, of files below bench/; of the pattern `OF_OPS` those of ops.
 
+    They are in the order of GPUs, newest first, then in that of files.
+
     Args:
         pattern: one or, separated by spaces, several in this order.
     """
@@ -119,7 +121,7 @@ def committed(pattern: str) -> list[dict[str, Any]]:
             content = json.loads(path.read_text())
             if each != OF_OPS or any(map(_is_of_op, content.get("rows", ()))):
                 found.append(content)
-    return found
+    return sorted(found, key=lambda content: content["gpu"], reverse=True)
 
 
 def read_file(path: Path) -> File:

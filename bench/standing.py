@@ -77,21 +77,25 @@ def lines(reports: Sequence[Report]) -> list[list[str]]:
     return [_line(report, found) for report, found in pairs if found]
 
 
-def of_op(report: Report) -> str:
-    """The table's line of one op; only where it was measured, if nothing compares."""
-    found = lines([report])
-    said = [f"{MEANING} {OTHERS}", "", *table(HEADER, found)] if found else []
-    return "\n".join([f"{measured_on([report])}.", "", *said])
+def of_op(reports: Sequence[Report]) -> str:
+    """The table's line of one op on each GPU; only where it was measured, if nothing compares."""
+    made: list[str] = []
+    for report in reports:
+        found, said = lines([report]), f"{MEANING} {OTHERS}"
+        made += [f"{measured_on([report])}.", ""]
+        made += [*([said, ""] if said not in made else []), *table(HEADER, found)] if found else []
+    return "\n".join(made)
 
 
-def markdown(reports: Sequence[Report]) -> str:
+def markdown(reports: Sequence[Report], *more: str) -> str:
     """The table, with the GPU and the commits of its figures.
 
     Args:
         reports: of an op with several, the last counts.
+        more: sentences before the table.
     """
     known = {report["op"]: report for report in reports if report["op"] not in WORKLOADS}
     shown = [report for report in known.values() if next(compared(report), None)]
     drawn = [DRAWN] if any(map(is_drawn, shown)) else []
-    said = " ".join([f"{measured_on(shown or reports)}.", MEANING, OTHERS, *drawn, marks.OLDER])
-    return "\n".join([said, "", *table(HEADER, lines(shown))])
+    said = [f"{measured_on(shown or reports)}.", MEANING, OTHERS, *drawn, marks.OLDER, *more]
+    return "\n".join([" ".join(said), "", *table(HEADER, lines(shown))])

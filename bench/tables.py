@@ -28,12 +28,10 @@ from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.graph_tables import graphs_markdown
 from diglot.bench.harness import OURS
-from diglot.bench.markdown import by_gpu, put, table
+from diglot.bench.markdown import Reports, by_gpu, of_each_gpu, put, table
 from diglot.bench.patched import patched_markdown
 from diglot.bench.reports import measured_on
 from diglot.bench.result_files import OF_OPS, committed
-
-Reports = list[dict[str, Any]]
 
 MISSED_HEADER = ("op", "bars of cuda", "missed", "bars of triton", "missed")
 
@@ -49,7 +47,7 @@ def _missed(report: dict[str, Any]) -> list[str]:
 
 
 def overview(reports: Reports) -> str:
-    """Ours against the best peer, and how many bars are missed, of all ops."""
+    """Ours against the best peer, and how many bars are missed, of all ops on a GPU."""
     rows = [row for report in reports for row in report["rows"]]
     with_bars = [report for report in reports if any(row["bars"] for row in report["rows"])]
     said = f"{measured_on(reports)}. {standing.MEANING} {standing.OTHERS} {marks.OLDER}"
@@ -65,6 +63,11 @@ def overview(reports: Reports) -> str:
 def each(made: Callable[[dict[str, Any]], str]) -> Callable[[Reports], str]:
     """From a text of one report, that of all."""
     return lambda reports: "\n".join(map(made, reports))
+
+
+def apart(made: Callable[[Reports], str]) -> Callable[[Reports], str]:
+    """From a text of one GPU's reports, that of all GPUs."""
+    return lambda reports: "\n".join(map(made, of_each_gpu(reports)))
 
 
 def of_rows(*made: tuple[Sequence[str], Callable[[Any], Any]]) -> Callable[[Reports], str]:
@@ -106,21 +109,23 @@ PRODUCTS = of_rows(
 
 
 def _of_readme(reports: Reports) -> str:
-    """How ops stand, except products, which have a page of their own."""
-    return standing.markdown([report for report in reports if report["op"] not in PRODUCT_OPS])
+    """How ops stand on one GPU, except products, which have a page of their own."""
+    first, *others = of_each_gpu(reports)
+    more = [f"[Speed](docs/speed.md) also has the figures of an {of[0]['gpu']}." for of in others]
+    return standing.markdown([of for of in first if of["op"] not in PRODUCT_OPS], *more)
 
 
 CHOSEN = of_rows((chosen_plans.HEADER, chosen_plans.table))
 COSTS = of_rows((plan_costs.HEADER, plan_costs.table))
 # Of the pages, by the mark of a part: which committed results it is of, and what makes it.
 PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
-    ("README.md", "bench", f"{OF_OPS} distributions/h200/models/*.json", _of_readme),
-    ("docs/speed.md", "bench", OF_OPS, overview),
+    ("README.md", "bench", f"{OF_OPS} distributions/*/models/*.json", _of_readme),
+    ("docs/speed.md", "bench", OF_OPS, apart(overview)),
     ("docs/speed.md", "models", "distributions/*/models/*.json", MODELS),
     ("docs/speed.md", "sizes", "distributions/*/sizes/*.json", size_tables.markdown),
     ("docs/tuning.md", "plans", "distributions/*/plans/*.json", CHOSEN),
     ("docs/tuning.md", "invariant", "distributions/*/invariant/*.json", COSTS),
-    ("docs/ranking.md", "ranking", "results/*/ranking/*.json", ranking.markdown),
+    ("docs/ranking.md", "ranking", "results/*/ranking/*.json", apart(ranking.markdown)),
     ("docs/barriers.md", "designs", "results/*/barrier_designs.json", each(designs_table)),
     ("docs/barriers.md", "use", "results/*/barrier_designs.json", each(use_table)),
     (
