@@ -40,9 +40,11 @@ from diglot.backends.store import Entry, Numbers, Problem, Store, Timing, plan_n
 from diglot.backends.tunable_files import TunableError
 from diglot.backends.tunables import short_name
 from diglot.backends.tuning import candidate_plans
+from diglot.bench.chosen_plans import OWN_MEAN
 from diglot.bench.evidence import ROOT
 from diglot.bench.markdown import put
 from diglot.bench.markdown import table as markdown_table
+from diglot.bench.model_bars import Reached
 from diglot.tools.gpus import named_device
 
 GPUS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
@@ -272,8 +274,12 @@ HEADER = (
 )  # fmt: skip
 
 
-def table(verdicts: list[Verdict]) -> list[list[str]]:
-    """A line for each launcher and language, under `HEADER`."""
+def table(verdicts: list[Verdict], least: float | None = None) -> list[list[str]]:
+    """A line for each launcher and language, under `HEADER`.
+
+    Args:
+        least: the bar of the model's geometric mean, if it has one.
+    """
 
     def key(verdict: Verdict) -> tuple[str, str, str]:
         problem = verdict.problem
@@ -283,17 +289,17 @@ def table(verdicts: list[Verdict]) -> list[list[str]]:
     for group, found in itertools.groupby(sorted(verdicts, key=key), key):
         of = list(found)
         near = str(sum(verdict.is_near for verdict in of))
-        lines.append([*group, str(len(of)), *_figures([v.model for v in of]), near])
+        lines.append([*group, str(len(of)), *_figures([v.model for v in of], least), near])
         lines[-1] += _figures([v.near for v in of])
     return lines
 
 
-def _figures(shares: list[float | None]) -> list[str]:
+def _figures(shares: list[float | None], least: float | None = None) -> list[str]:
     known = [share for share in shares if share is not None]
     if not known:
         return ["–", "–", str(len(shares))]
-    mean = f"{statistics.geometric_mean(known):.3f}"
-    return [mean, f"{min(known):.2f}", str(len(shares) - len(known))]
+    mean = Reached(statistics.geometric_mean(known), least)
+    return [str(mean), f"{min(known):.2f}", str(len(shares) - len(known))]
 
 
 def judge_all() -> dict[str, list[Verdict]]:
@@ -302,10 +308,11 @@ def judge_all() -> dict[str, list[Verdict]]:
 
 
 def markdown(verdicts: Mapping[str, list[Verdict]]) -> str:
-    """A table for each GPU."""
+    """A table for each GPU. The planners' numbers are those of the first: others are unknown."""
     lines = []
     for gpu, found in verdicts.items():
-        lines += [f"### Stored times of an {gpu}", "", *markdown_table(HEADER, table(found))]
+        least = None if gpu == GPUS[0] else OWN_MEAN
+        lines += [f"### Stored times of an {gpu}", "", *markdown_table(HEADER, table(found, least))]
     return "\n".join(lines)
 
 

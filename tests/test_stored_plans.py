@@ -181,4 +181,6 @@ def test_each_gpu_has_a_table(folders):
     assert [of[0].model for of in verdicts.values()] == [0.8, 1.0]
     text = stored_plans.markdown(verdicts)
     assert "### Stored times of an NVIDIA H200" in text and "NVIDIA H100 80GB HBM3" in text
-    assert "| 0.800 | 0.80 |" in text and "| 1.000 | 1.00 |" in text
+    assert "| 0.800 | 0.80 |" in text and "| 1.000 (≥ 0.92) | 1.00 |" in text
+    text = stored_plans.markdown(dict(zip(verdicts, reversed(verdicts.values()), strict=True)))
+    assert "| 1.000 | 1.00 |" in text and "| 0.800 (≥ 0.92) ✗ | 0.80 |" in text
