@@ -226,14 +226,14 @@ class _Record:
 
 @pytest.fixture(scope="session")
 def committed_page(tmp_path_factory):
-    """The page of all committed results, which takes seconds: once for all processes of a run."""
+    """The page of a GPU's committed results, which takes seconds: once for all of a run."""
     from diglot.tools.report import read, render
 
     folder = tmp_path_factory.getbasetemp()
     path = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "report.html"
     if not path.exists():
         own = folder / "own.html"
-        results = Path(__file__).parents[1] / "bench/results"
+        results = Path(__file__).parents[1] / "bench/results/h200"
         own.write_text(render(read([results]), sources="of now"), encoding="utf-8")
         own.replace(path)
     return path
