@@ -19,7 +19,14 @@ from diglot.backends import choosing, store
 from diglot.backends.choosing import forget_stores, store_of, use_plans
 from diglot.backends.plans import Device, plan_runs
 from diglot.backends.store import Problem, Store
-from diglot.backends.tunables import forget_plans, generic_name, specs, use_tunables
+from diglot.backends.tunables import (
+    forget_plans,
+    generic_name,
+    short_name,
+    specs,
+    use_tunables,
+)
+from diglot.bench.stored_plans import GPUS
 
 H200 = Device(90, 132, 228 << 10, True, name="NVIDIA H200")
 WIDE = "rows, 16-byte accesses"
@@ -368,7 +375,9 @@ def test_extreme_shapes_are_planned(shape, folder):
 
 
 def test_what_is_shipped_reads_without_a_warning(monkeypatch, tmp_path):
-    """Every store of this package, each entry of it."""
+    """Every store of this package, each entry of it. Its name is that of its runs' GPU, which
+    bench/stored_plans.py judges.
+    """
     monkeypatch.setenv("DIGLOT_CONFIGS", str(tmp_path))
     shipped = Path(__file__).parents[1] / "configs"
     files = [file for file in shipped.glob("*/*.json") if file.parent.name != "tunables"]
@@ -378,6 +387,8 @@ def test_what_is_shipped_reads_without_a_warning(monkeypatch, tmp_path):
             kept = store.read(file.parent.name, file)
             assert kept.entries and all(t.run in kept.runs for e in kept.entries.values()
                                         for t in e.timings.values())  # fmt: skip
+            gpus = {run["gpu"] for run in kept.runs.values()}
+            assert gpus <= {*GPUS} and {*map(short_name, gpus)} == {file.stem}
 
 
 def test_a_measured_plan_that_fails_is_none(folder, monkeypatch):
