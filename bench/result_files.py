@@ -15,7 +15,6 @@ from diglot.bench.reports import ERRORS, KEY, SCHEMA, SPEEDS, TIMES
 from diglot.files import json_files
 from diglot.tools import ceilings
 
-OF_OPS = "results/*/*.json"
 LARGEST = 1e30  # far beyond all measurements
 ALIKE = 1 + 1e-9
 NOT_FINITE = ("inf", "nan")  # which JSON's numbers are not: diglot.files.for_json
@@ -107,7 +106,7 @@ def read_reports(path: Path) -> list[dict[str, Any]]:
 
 
 def committed(pattern: str) -> list[dict[str, Any]]:
-    """The source tree's results, of files below bench/; of the pattern `OF_OPS` those of ops.
+    """The source tree's results, of files below bench/.
 
     They are in the order of GPUs, newest first, then in that of files.
 
@@ -115,12 +114,8 @@ def committed(pattern: str) -> list[dict[str, Any]]:
         pattern: one or, separated by spaces, several in this order.
     """
     assert ROOT is not None, "results are committed in the source tree"
-    found = []
-    for each in pattern.split():
-        for path in sorted((ROOT / "bench").glob(each)):
-            content = json.loads(path.read_text())
-            if each != OF_OPS or any(map(_is_of_op, content.get("rows", ()))):
-                found.append(content)
+    paths = [path for each in pattern.split() for path in sorted((ROOT / "bench").glob(each))]
+    found: list[dict[str, Any]] = [json.loads(path.read_text()) for path in paths]
     return sorted(found, key=lambda content: content["gpu"], reverse=True)
 
 

@@ -6,7 +6,7 @@ nothing is typed by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from diglot.bench.harness import OURS
 from diglot.bench.markdown import Reports, by_gpu, of_each_gpu, put, table
 from diglot.bench.patched import patched_markdown
 from diglot.bench.reports import measured_on
-from diglot.bench.result_files import OF_OPS, committed
+from diglot.bench.result_files import committed
+from diglot.reference.specs import all_op_names
 
 MISSED_HEADER = ("op", "bars of cuda", "missed", "bars of triton", "missed")
 
@@ -109,18 +110,24 @@ PRODUCTS = of_rows(
 
 
 def _of_readme(reports: Reports) -> str:
-    """How ops stand on one GPU, except products, which have a page of their own."""
+    """How ops stand on one GPU."""
     first, *others = of_each_gpu(reports)
     more = [f"[Speed](docs/speed.md) also has the figures of an {of[0]['gpu']}." for of in others]
-    return standing.markdown([of for of in first if of["op"] not in PRODUCT_OPS], *more)
+    return standing.markdown(first, *more)
+
+
+def _files(ops: Iterable[str]) -> str:
+    return " ".join(f"results/*/{op}.json" for op in ops)
 
 
 CHOSEN = of_rows((chosen_plans.HEADER, chosen_plans.table))
 COSTS = of_rows((plan_costs.HEADER, plan_costs.table))
+OPS = all_op_names()
+OTHER_OPS = [op for op in OPS if op not in PRODUCT_OPS]
 # Of the pages, by the mark of a part: which committed results it is of, and what makes it.
 PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
-    ("README.md", "bench", f"{OF_OPS} distributions/*/models/*.json", _of_readme),
-    ("docs/speed.md", "bench", OF_OPS, apart(overview)),
+    ("README.md", "bench", f"{_files(OTHER_OPS)} distributions/*/models/*.json", _of_readme),
+    ("docs/speed.md", "bench", _files(OPS), apart(overview)),
     ("docs/speed.md", "models", "distributions/*/models/*.json", MODELS),
     ("docs/speed.md", "sizes", "distributions/*/sizes/*.json", size_tables.markdown),
     ("docs/tuning.md", "plans", "distributions/*/plans/*.json", CHOSEN),
@@ -128,12 +135,7 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
     ("docs/ranking.md", "ranking", "results/*/ranking/*.json", apart(ranking.markdown)),
     ("docs/barriers.md", "designs", "results/*/barrier_designs.json", each(designs_table)),
     ("docs/barriers.md", "use", "results/*/barrier_designs.json", each(use_table)),
-    (
-        "docs/products.md",
-        "bench",
-        " ".join(f"results/*/{op}.json" for op in PRODUCT_OPS),
-        PRODUCTS,
-    ),
+    ("docs/products.md", "bench", _files(PRODUCT_OPS), PRODUCTS),
     ("docs/ladder.md", "ladder", "results/*/ladder.json", ladder.markdown),
     ("docs/ladder.md", "orders", "results/*/ladder.json", lambda _: tile_order.markdown()),
     ("docs/graphs.md", "bench", "results/*/graphs.json", graphs_markdown),
