@@ -123,7 +123,7 @@ class Case:
         bytes: of the tensor, or of the whole that all ranks gather or scatter.
         shape: of a rank's input.
         slots: how many inputs take turns.
-        contenders: what is timed.
+        contenders: ways to run it, which are timed.
     """
 
     def __init__(self, memory: Memory, op: str, size: int) -> None:
@@ -160,7 +160,7 @@ class Case:
         return (made,) if isinstance(made, torch.Tensor) else made
 
     def verify(self, contender: Contender, outputs: dict[int, Outputs], calls: int) -> None:
-        """Raises ValueError unless the outputs of the slots, of so many calls each, are right."""
+        """Raises ValueError unless all slots' outputs are right, after `calls` calls of each."""
         if self.op == "barrier":
             return self._verify_barrier(contender)
         wrong = torch.zeros((), dtype=torch.int64, device=self.memory.device)

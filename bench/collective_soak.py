@@ -26,7 +26,7 @@ LARGEST, STEPS = 16, 8  # inputs are -16 to 15, and a step from 0 to 7 is added 
 UNTOUCHED = -300.0
 LATE_SHARE, LATE_CYCLES = 0.02, 20_000  # inside of graphs; before a graph, ten times as many
 EAGER_SHARE = 0.1
-BUDGET_S, ROUNDS = 100.0, 32  # ranks agree after so many graphs whether there is time left
+BUDGET_S, ROUNDS = 100.0, 32  # graphs, after which ranks agree whether there is time left
 
 
 class Call(NamedTuple):

@@ -33,6 +33,7 @@ import diglot
 from diglot.backends.registry import INTERPRET, load_interpreter
 from diglot.bench.collective_cases import Case, Contender, Memory, Outputs
 from diglot.bench.collective_soak import soak
+from diglot.bench.collective_tables import judge
 from diglot.bench.evidence import RESULTS, gpu_short_name
 from diglot.bench.harness import Row
 from diglot.bench.reports import make_report, save
@@ -61,15 +62,13 @@ class Calls:
         self.turns = 1 if INTERPRET else max(1, turns)
         case.reset(contender)
         self._run(1)  # compiles
-        self.variant = diglot.last_run().variant if self._is_ours else ""
+        ran = diglot.last_run()
+        is_ours = contender.provider in case.memory.backends
+        self.variant = ran.variant if ran is not None and is_ours else ""
         if not INTERPRET:
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self._run(self.turns)
-
-    @property
-    def _is_ours(self) -> bool:
-        return self.contender.provider in self.case.memory.backends
 
     def _run(self, turns: int) -> None:
         for _ in range(turns):
@@ -123,7 +122,7 @@ class Session:
         reasons = {rank: why for rank, why in enumerate(self.gathered(reason)) if why}
         if not reasons:
             return result, ""
-        self.memory.space.close()  # a peer may have waited in vain
+        self.memory.space.close()  # a peer may have waited for one that failed
         dist.barrier(self.agreement)
         self.memory.open()
         rank, why = next(iter(reasons.items()))
@@ -197,6 +196,7 @@ class Session:
             measured = set(map(key_of, self.rows))
             kept = [row for row in before["rows"] if key_of(row) not in measured]
             report["rows"] = [*kept, *report["rows"]]
+        report["rows"] = judge(report["rows"], self.memory.ranks)
         content |= {"gpu": report["gpu"]}
         content["ranks"][str(self.memory.ranks)] = report
         save(content, self.path)

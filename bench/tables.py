@@ -13,6 +13,7 @@ from typing import Any
 from diglot.bench import (
     bar_tables,
     chosen_plans,
+    collective_tables,
     ladder,
     marks,
     model_bars,
@@ -138,6 +139,7 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
     ("docs/products.md", "bench", _files(PRODUCT_OPS), PRODUCTS),
     ("docs/ladder.md", "ladder", "results/*/ladder.json", ladder.markdown),
     ("docs/ladder.md", "orders", "results/*/ladder.json", lambda _: tile_order.markdown()),
+    ("docs/collectives.md", "bench", "results/*/collectives.json", collective_tables.markdown),
     ("docs/graphs.md", "bench", "results/*/graphs.json", graphs_markdown),
     ("docs/models.md", "patched", "results/*/patched.json", patched_markdown),
     ("docs/pipeline.md", "cases", "results/*/stream_cases.json", stream_tables.markdown),
