@@ -53,7 +53,11 @@ class Layers:
         self.backend, self.blocks, self.group = backend, blocks, dist.new_group()
         rank, ranks = dist.get_rank(), dist.get_world_size()
         bytes = tokens * width * torch.bfloat16.itemsize
-        self.space = diglot.distributed.Workspace(self.group, most_staged=1 << 20, symmetric=bytes)
+        # From three ranks on, each launch keeps its part of the sums in the workspace, too.
+        most_staged = bytes if ranks > 2 else 1 << 20
+        self.space = diglot.distributed.Workspace(
+            self.group, most_staged=most_staged, symmetric=bytes
+        )
         # A product writes to the workspace, where the peers read it in place.
         self.parts = self.space.empty(tokens, width, dtype=torch.bfloat16)
         numbers = torch.Generator("cuda").manual_seed(0)

@@ -62,6 +62,7 @@ class Llama:
         self, shape: Shape, batch: int, rank: int, ranks: int, device: str, dtype: torch.dtype
     ) -> None:
         self.shape, self.ranks = shape, ranks
+        check_parts(ranks, shape.groups, shape.hidden)
         numbers = torch.Generator(device).manual_seed(0)
 
         def random(*sizes: int, scale: float = 1.0) -> torch.Tensor:
@@ -114,6 +115,12 @@ class Llama:
             query[:, :, None], layer["keys"], layer["values"], enable_gqa=True
         )
         return F.linear(attended.flatten(1), layer["out"])
+
+
+def check_parts(ranks: int, *sizes: int) -> None:
+    """Raises ValueError unless all ranks have equal parts."""
+    if any(size % ranks for size in sizes):
+        raise ValueError(f"{ranks} ranks have no equal parts of {' and '.join(map(str, sizes))}")
 
 
 def join_on(backend: str) -> Join:

@@ -58,3 +58,11 @@ def test_encoder(examples, backend):
     expected = encoder.PartOfEncoder(weights, 0, 1, "torch").encode(ids, mask)
     for made in in_group(2, work):
         torch.testing.assert_close(made, expected, rtol=0, atol=1e-4)
+
+
+def test_parts_are_equal(examples):
+    llama, encoder = examples
+    with pytest.raises(ValueError, match="3 ranks have no equal parts of 2 and 48"):
+        llama.Llama(llama.Shape(64, 4, 2, 48, 1, 5), 1, 0, 3, "cpu", torch.float32)
+    with pytest.raises(ValueError, match="8 ranks have no equal parts of 12 and 1536"):
+        encoder.PartOfEncoder({}, 0, 8, "torch")
