@@ -37,6 +37,22 @@ DIGLOT_DEVICE Vector<T, kElements> load_vector(const T* address) {
   return value;
 }
 
+// 16 bytes. The compiler may not move the load, such as into a branch that uses them: so several
+// loads in a row are in flight at once.
+template <typename T>
+DIGLOT_DEVICE uint4 load_at_once(const T* address) {
+#if defined(__CUDA_ARCH__)
+  uint4 bits;
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+               : "l"(__cvta_generic_to_global(address))
+               : "memory");
+  return bits;
+#else
+  return *reinterpret_cast<const uint4*>(address);
+#endif
+}
+
 // 16 bytes that no thread writes while the kernel runs, so that the load may move past stores.
 template <typename T>
 DIGLOT_DEVICE uint4 load_constant(const T* address) {

@@ -173,7 +173,8 @@ DIGLOT_DEVICE void copy_share(const T* from, T* to, int64_t n, bool is_aligned) 
       DIGLOT_UNROLL
       for (int l = 0; l < kLoads; ++l) {
         const int64_t i = first + l * kThreads;
-        bits[l] = reinterpret_cast<const uint4*>(from)[i < vectors ? i : vectors - 1];
+        bits[l] =
+            load_at_once(reinterpret_cast<const uint4*>(from) + (i < vectors ? i : vectors - 1));
       }
       DIGLOT_UNROLL
       for (int l = 0; l < kLoads; ++l) {
@@ -222,7 +223,8 @@ DIGLOT_DEVICE void take_share(const T* const (&sources)[kRanks], int64_t n, bool
       for (int r = 0; r < kRanks; ++r) {
         // Unconditional loads are in flight at once. A thread's own first vector stands for those
         // behind the end, as `work` may overwrite what others take.
-        bits[l][r] = reinterpret_cast<const uint4*>(sources[r])[i < vectors ? i : first];
+        bits[l][r] =
+            load_at_once(reinterpret_cast<const uint4*>(sources[r]) + (i < vectors ? i : first));
       }
     }
     DIGLOT_UNROLL
