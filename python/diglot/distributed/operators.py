@@ -107,7 +107,7 @@ def exchange(
         return
     space.enter()
     at = space.layout
-    way = space.way(input, parts, row > 0, sum, name, protocol)
+    way = space.way(input, parts, row > 0, sum, protocol)
     call = call_number("".join((what, *words)), input.dtype, input.numel(), row, way)
     run(
         name,

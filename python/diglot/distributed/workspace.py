@@ -38,7 +38,6 @@ REPORTED_OPS = (
     "all_reduce_add_rms_norm",
 )
 PROTOCOLS = ("push", "pull", "in place", "two shots", "two shots in place", "direct shots")
-DIRECT_BACKEND = "cuda"  # takes direct shots of the sizes in tunables; a trial gained 13 percent
 # Bytes that a Workspace has room for by default.
 MOST_PUSHED, MOST_STAGED = 512 << 10, 16 << 20
 
@@ -97,8 +96,7 @@ class Workspace:
         push_bytes, staged_bytes: the sizes, at most, that are pushed, and that are staged although
             they lie in the workspace. configs/tunables/ has them.
         saved_bytes: what two shots save a rank from reading, at least.
-        direct_bytes, most_direct_bytes: the sizes that direct shots reduce from the workspace into
-            the workspace in CUDA C++.
+        direct_bytes: the size, at least, that direct shots reduce from the workspace into it.
 
     Raises:
         RuntimeError: the group has a workspace, its ranks' arguments or GPUs differ, their GPUs do
@@ -142,7 +140,6 @@ class Workspace:
         self.staged_bytes: int = numbers.read("all_reduce.host.staged_bytes", self.ranks)
         self.saved_bytes: int = numbers.read("all_reduce.host.saved_bytes")
         self.direct_bytes: int = numbers.read("all_reduce.host.direct_bytes", self.ranks)
-        self.most_direct_bytes: int = numbers.read("all_reduce.host.most_direct_bytes")
         self._check_ranks(group, gpu)
         with ordinary_tensors():
             self.report = torch.zeros(REPORT_WORDS, dtype=torch.int64)
@@ -162,7 +159,7 @@ class Workspace:
     def _check_ranks(self, group: Any, gpu: str) -> None:
         """Raises unless all ranks' workspaces and GPUs are alike: they choose the same launches."""
         chosen = (self.push_bytes, self.staged_bytes, self.saved_bytes, self.direct_bytes)
-        mine = (gpu, *self.layout, *chosen, self.most_direct_bytes, self.blocks)
+        mine = (gpu, *self.layout, *chosen, self.blocks)
         every: list[Any] = [None] * self.ranks
         torch.distributed.all_gather_object(every, mine, group)
         for rank, other in enumerate(every):
@@ -210,7 +207,6 @@ class Workspace:
         parts: int = 1,
         is_pulled: bool = False,
         sum: torch.Tensor | None = None,
-        backend: str = "",
         protocol: str | None = None,
     ) -> Way:
         """How a tensor is exchanged.
@@ -220,7 +216,6 @@ class Workspace:
             parts: 1, or as many as ranks, if each rank takes one part.
             is_pulled: whether it must not be pushed.
             sum: the output, if every rank takes the sum of all ranks' tensors. It may be `tensor`.
-            backend: whose kernels run.
             protocol: its name, if the caller has chosen one.
 
         Raises:
@@ -234,8 +229,8 @@ class Workspace:
         target = None if source is None or sum is None else self._place(sum)
         is_kept = sum is not None and sum.data_ptr() == tensor.data_ptr()
         if protocol is None or bytes == 0:
-            protocol = self._choose(bytes, of_part, is_pulled, sum is not None, is_kept, source,
-                                    target, backend)  # fmt: skip
+            is_reduced = sum is not None
+            protocol = self._choose(bytes, of_part, is_pulled, is_reduced, is_kept, source, target)
         elif (
             (protocol == "push" and of_part > self.layout.most_pushed)
             or (protocol == "in place" and is_kept)
@@ -261,16 +256,14 @@ class Workspace:
 
     def _choose(
         self, bytes: int, of_part: int, is_pulled: bool, is_reduced: bool, is_kept: bool,
-        source: int | None, target: int | None, backend: str,
+        source: int | None, target: int | None,
     ) -> str:  # fmt: skip
         """The protocol for tensors that `way` describes."""
         if of_part <= self.push_bytes and not is_pulled:
             return "push"
-        is_long = target is not None and bytes >= self.direct_bytes
-        if is_long and bytes <= self.most_direct_bytes and backend == DIRECT_BACKEND:
+        if target is not None and bytes >= self.direct_bytes:
             return "direct shots"
-        # Two shots meet twice in any case, and read a tensor before they write to it.
-        if is_reduced and (self.takes_two_shots(bytes) or (is_long and is_kept)):
+        if is_reduced and self.takes_two_shots(bytes):
             return "two shots" if source is None else "two shots in place"
         return "pull" if source is None or is_kept or of_part <= self.staged_bytes else "in place"
 
