@@ -56,6 +56,7 @@ LAUNCHED = (
     "grid", "constants", "num_warps", "max_registers", "num_stages", "num_ctas",
     "per_multiprocessor",
 )  # fmt: skip
+SEARCHED = 3  # plans at least, where configs/ has the best one and the planner's own alone
 PARTS = "parts"  # of K, that different blocks sum
 Times = dict[Problem, dict[str, float]]  # microseconds, by the hash of the launches
 
@@ -249,17 +250,20 @@ class Verdict:
 
 
 def judge(times: Mapping[Problem, Mapping[str, float]], gpu: str) -> list[Verdict]:
-    """Every measured problem's verdict."""
-    kept = {problem: entry for _, each in stores(gpu) for problem, entry in each.entries.items()}
+    """The verdict of every problem whose plans were searched."""
+    kept = {file.parent.name: each.entries for file, each in stores(gpu)}
     verdicts = []
     for problem, us in times.items():
+        if problem.op in store.EXACT_ONLY and len(us) < SEARCHED:
+            continue
         best = min(us.values())
 
         def share(numbers: Numbers) -> float | None:
             time = us.get(launched(plan_of(problem, numbers, gpu)))  # noqa: B023
             return None if time is None else best / time  # noqa: B023
 
-        others = Store(entries={p: entry for p, entry in kept.items() if p != problem})
+        of_op = kept.get(problem.op, {}).items()
+        others = Store(entries={p: entry for p, entry in of_op if p != problem})
         source, entry = others.find(problem)
         is_near = source == "near" and entry is not None
         model = share({})
