@@ -119,6 +119,15 @@ def test_a_wrong_plan_is_none(gpu, monkeypatch):
         diglot.tune(diglot.softmax, x, -1, backends=("triton",))
 
 
+def test_long_sums_of_tensor_cores_may_differ_more():
+    """By as much as an H200's TF32 did in 18432 terms, and no more."""
+    right = [torch.full((4, 4), 600.0)]
+    tune._check([right[0] + 0.026], right, 18432)
+    for wrong, terms in ((0.026, 0), (0.026, 1024), (1.0, 18432)):
+        with pytest.raises(ValueError, match="differ by"):
+            tune._check([right[0] + wrong], right, terms)
+
+
 def test_a_plan_without_room_is_skipped_and_said(gpu, monkeypatch):
     real = measure.captured
 
