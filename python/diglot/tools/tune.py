@@ -34,7 +34,8 @@ from diglot.tools.op_sources import sources_hash
 
 BUDGET_MS = 15  # of device time, for each plan
 ROUNDS = 2
-ALLOWED = 8  # roundings of the largest value: two plans' results may differ by these
+# Roundings of the largest value: two plans' results may differ by these.
+ALLOWED = 8
 # The terms of a product's sum for which one more rounding of float32 is allowed: tensor cores cut
 # sums, each plan elsewhere.
 CUT_TERMS = 16
