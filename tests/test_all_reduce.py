@@ -223,6 +223,8 @@ def test_a_peer_that_does_not_come(backend, protocol):
     assert int(ranks.spaces[1][FAULT_WORD]) == 1
     assert not ranks.reports[0].any()
     assert not ranks.spaces[0][ranks.layout.room // 8 :].any()  # nobody wrote to its tensors
+    begin = ranks.layout.staging // 8  # nor, after the fault, to its buffer of the second launch
+    assert not ranks.spaces[0][begin : begin + ranks.layout.most_staged // 8].any()
 
 
 @pytest.mark.parametrize("protocol", ["in place", "two shots"])

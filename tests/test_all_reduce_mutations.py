@@ -88,9 +88,15 @@ CUDA = {
     ),
     "a part of two shots that lies in the place of another": cuda(
         EXCHANGE,
-        "+ (r < ranks ? r : rank) * pitch;",
-        "+ (r < ranks ? ranks - 1 - r : rank) * pitch;",
+        "(owners[r] + staging) + place;",
+        "(owners[r] + staging) + (r < ranks ? ranks - 1 - r : rank) * pitch;",
     ),
+    "a part of two shots that is sent to the place of another": cuda(
+        EXCHANGE, "theirs + rank * pitch", "theirs + (ranks - 1 - rank) * pitch"
+    ),
+    "a launch after a fault sends parts": cuda(
+        EXCHANGE, "kIsStaged && !signals.has_failed_before()", "kIsStaged"
+    )._replace(chosen="cuda and does_not_come and shots"),
     "the second meeting of direct shots is missing": cuda(
         EXCHANGE, "if (signals.meet(kClosing)) return;", "return;"
     ),
@@ -100,8 +106,8 @@ CUDA = {
     "a direct shot to a rank that is not there": cuda(
         EXCHANGE, "    if (have_met) {", "    {"
     )._replace(chosen="cuda and does_not_come and direct"),
-    "a launch after a fault comes to the second meeting": cuda(
-        SIGNAL, "(phase == kOpening || party_.patience != kNone)", "true"
+    "a launch after a fault comes to a meeting": cuda(
+        SIGNAL, "peer_ != nullptr && !has_failed_before()", "peer_ != nullptr"
     )._replace(chosen="cuda and after_a_fault"),
     "a direct shot that failed keeps old data": cuda(
         EXCHANGE,
@@ -197,8 +203,16 @@ TRITON = {
         "fill_share(out + p * pitch, elements_of(p, pitch, n), BLOCK, THREADS)",
         "pass",
     )._replace(chosen="triton and does_not_come and direct"),
-    "a launch after a fault comes to the second meeting": triton(
-        TRITON_SIGNAL, "is_peer &= patience != NONE", "pass"
+    "a part of two shots that is sent to the place of another": triton(
+        TRITON_EXCHANGE,
+        "space, input, rank, buffer + rank * distance",
+        "space, input, rank, buffer + (RANKS - 1 - rank) * distance",
+    ),
+    "a launch after a fault sends parts": triton(
+        TRITON_EXCHANGE, "if patience != signal.NONE:", "if True:"
+    )._replace(chosen="triton and does_not_come and shots"),
+    "a launch after a fault comes to a meeting": triton(
+        TRITON_SIGNAL, "(peers != 0) & (patience != NONE)", "peers != 0"
     )._replace(chosen="triton and after_a_fault"),
     "a part of two shots that lies in the place of another": triton(
         TRITON_EXCHANGE,

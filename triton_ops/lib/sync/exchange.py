@@ -432,22 +432,32 @@ def elements_of(part, pitch, n):
 
 @triton.jit
 def stage(
-    input, buffer, rank, pitch, distance, n, end,
-    PARTS: tl.constexpr, IS_CUT: tl.constexpr, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr,
+    input, buffer, rank, pitch, distance, n,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Copies a program's share of each part of the input to this rank's buffer, an address. There
     parts lie `distance` bytes apart. No peer reads a rank's own part: an aligned one stays.
-
-    IS_CUT: the last parts end at element `end` of the input.
     """
     DTYPE: tl.constexpr = input.dtype.element_ty
     for p in range(PARTS):
         if (not (IS_ALIGNED and PARTS > 1)) or p != rank:
-            count = n
-            if IS_CUT:
-                count = elements_of(p, pitch, end)
             target = (buffer + p * distance).to(tl.pointer_type(DTYPE))
-            copy_share(input + p * pitch, target, count, BLOCK, IS_ALIGNED)
+            copy_share(input + p * pitch, target, n, BLOCK, IS_ALIGNED)
+
+
+@triton.jit
+def send_parts(
+    space, input, rank, place, pitch, n, RANKS: tl.constexpr, BLOCK: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Copies a program's share of each part of the input to byte `place` of the workspace of the
+    rank that it belongs to. An aligned part of this rank stays.
+    """
+    DTYPE: tl.constexpr = input.dtype.element_ty
+    for turn in range(1, RANKS + (0 if IS_ALIGNED else 1)):  # not all ranks store to one at once
+        p = (rank + turn) % RANKS
+        target = (tl.load(space + p) + place).to(tl.pointer_type(DTYPE))
+        copy_share(input + p * pitch, target, elements_of(p, pitch, n), BLOCK, IS_ALIGNED)
 
 
 @triton.jit
@@ -479,8 +489,7 @@ def exchange_pull(
         buffer = staging + (epoch & 1) * buffer_bytes
         offset += buffer
         stage(
-            input + first, here + buffer, rank, pitch, distance, n, n, PARTS, False, BLOCK,
-            IS_ALIGNED,
+            input + first, here + buffer, rank, pitch, distance, n, PARTS, BLOCK, IS_ALIGNED
         )  # fmt: skip
     own = here + offset
     if IS_STAGED and IS_ALIGNED:
@@ -502,12 +511,16 @@ def reduce_in_two_shots(
     IS_DIRECT: tl.constexpr, IS_ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
     THREADS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
-    """Each rank pulls and reduces its part of all ranks' inputs, as reduce_scatter does. Then all
-    ranks pull the reduced parts, as all_gather does.
+    """Each rank reduces its part of all ranks' inputs, as reduce_scatter does. Then all ranks pull
+    the reduced parts, as all_gather does.
 
     Parts have `pitch` elements; the last ones may have fewer, or none. The reduced part lies in the
-    buffer, in the place of this rank's own part, which no peer reads. The second meeting also keeps
-    each rank from changing its input while others still read it.
+    rank's buffer, in its own place. The second meeting also keeps each rank from changing its input
+    while others still read it.
+
+    IS_STAGED: nobody reads a peer's input. Each rank stores what belongs to a peer's part in that
+    peer's buffer, in the sender's place. After a fault a rank waits for nobody, so it stores
+    nothing and arrives nowhere.
 
     IS_DIRECT: no second pull, as each rank stores its part in all ranks' outputs, at the same place
     of their workspaces. A program that lacks data stores none, and does not come to the second
@@ -523,17 +536,18 @@ def reduce_in_two_shots(
     distance = pitch * SIZE
     here = space.to(tl.int64, bitcast=True)
     buffer = staging + (epoch & 1) * buffer_bytes
-    offset = rank * distance
-    if IS_STAGED:
-        offset += buffer
-        stage(
-            input, here + buffer, rank, pitch, distance, pitch, n, RANKS, True, BLOCK, IS_ALIGNED
-        )  # fmt: skip
-    else:
-        offset += source + first * SIZE
+    sources, spacing, offset = places, distance * 0, source + first * SIZE + rank * distance
     own = here + offset
-    if IS_STAGED and IS_ALIGNED:
-        own = (input + rank * pitch).to(tl.int64, bitcast=True)
+    if IS_STAGED:
+        sources = (here, here, here, here, here, here, here, here)
+        spacing, offset = distance, buffer
+        own = here + buffer + rank * distance
+        if IS_ALIGNED:
+            own = (input + rank * pitch).to(tl.int64, bitcast=True)
+        if patience != signal.NONE:
+            send_parts(
+                space, input, rank, buffer + rank * distance, pitch, n, RANKS, BLOCK, IS_ALIGNED
+            )  # fmt: skip
     has_met = signal.meet(space, peers, signal.OPENING, rank, NUMBER, call, epoch, patience)
     count = elements_of(rank, pitch, n)
     if IS_DIRECT:
@@ -550,8 +564,8 @@ def reduce_in_two_shots(
     else:
         reduced = (here + buffer + rank * distance).to(out.dtype)
         take_parts(
-            places, offset, 0, own, rank, reduced, 0, pitch, count, count, has_met, RANKS, OP,
-            False, BLOCK, THREADS,
+            sources, offset, spacing, own, rank, reduced, 0, pitch, count, count, has_met, RANKS,
+            OP, False, BLOCK, THREADS,
         )  # fmt: skip
         has_met = signal.meet(space, peers, signal.CLOSING, rank, NUMBER, call, epoch, patience)
         own = reduced.to(tl.int64, bitcast=True)

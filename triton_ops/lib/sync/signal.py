@@ -82,14 +82,12 @@ def meet(space, peers, PHASE: tl.constexpr, rank, OP: tl.constexpr, call, epoch,
 def arrive(space, peers, PHASE: tl.constexpr, rank, call, epoch, patience):
     """The first half of a meeting: what the program did before is done.
 
-    A launch after a fault closes nothing: a peer that still waits for the launch that failed would
-    take the later signal for that one's.
+    A launch after a fault arrives nowhere: a peer that still waits for the launch that failed, or
+    for one before, would take the later signal for that one's.
     """
     place = SIGNALS + (PHASE * MOST_PROGRAMS + tl.program_id(0)) * MOST_RANKS
     tl.debug_barrier()
-    is_peer = peers != 0
-    if PHASE == CLOSING:
-        is_peer &= patience != NONE
+    is_peer = (peers != 0) & (patience != NONE)
     _send(peers + 8 * (place + rank), epoch << SHIFT | call, is_peer)
 
 

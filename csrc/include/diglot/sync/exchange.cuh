@@ -185,7 +185,9 @@ DIGLOT_DEVICE void copy_share(const T* from, T* to, int64_t n, bool is_aligned) 
   } else {
     for (int64_t first = begin; first < vectors; first += step) {
       for (int64_t i = first; i < first + kTile && i < vectors; i += kThreads) {
-        for (int e = 0; e < kElements; ++e) to[i * kElements + e] = from[i * kElements + e];
+        Vector<T> values;
+        for (int e = 0; e < kElements; ++e) values[e] = from[i * kElements + e];
+        store_vector(to + i * kElements, values);
       }
     }
   }
@@ -398,12 +400,16 @@ DIGLOT_DEVICE void fill_share(T* to, int64_t n, T value) {
 // at the same places of all ranks' workspaces.
 enum class Shots { kStaged, kInPlace, kDirect };
 
-// Two shots: each rank pulls and reduces its part of all ranks' inputs, as reduce_scatter does.
-// Then all ranks pull the reduced parts, as all_gather does. A rank so reads 2 / ranks of what one
-// pull of everything reads. If staged, a block first copies its share of the input to the rank's
-// buffer at `staging`; otherwise all ranks' inputs lie at `source`. The reduced part lies in the
-// buffer, too: in the place of this rank's own part, which no peer reads. The second meeting also
-// keeps each rank from changing its input while others still read it.
+// Two shots: each rank reduces its part of all ranks' inputs, as reduce_scatter does. Then all
+// ranks pull the reduced parts, as all_gather does. Links so carry 2 / ranks of what one pull of
+// everything takes. All ranks' inputs lie at `source`. The reduced part lies in the rank's buffer
+// at `staging`, in its own place. The second meeting also keeps each rank from changing its input
+// while others still read it.
+//
+// If staged, nobody reads a peer's input: each rank stores what belongs to a peer's part in that
+// peer's buffer, in the sender's place. A buffer is written again two launches later. By then all
+// ranks have ended the launch between, in which each waited for all others. After a fault a rank
+// waits for nobody, so it stores nothing and arrives nowhere.
 //
 // Direct shots need no second pull: each rank stores its part in all ranks' outputs. A block that
 // lacks data stores none, and does not come to the second meeting. So its peers lack theirs, too.
@@ -424,25 +430,26 @@ DIGLOT_DEVICE void reduce_in_two_shots(SignalSpace* space, const Party& party, i
   load_owners(space, party, owners);
   Signals signals(space, party);
   staging += signals.parity() * buffer_bytes;
-  if (kIsStaged) source = staging;
   char* const own = reinterpret_cast<char*>(space);
   auto* const buffer = reinterpret_cast<T*>(own + staging);
   const bool is_aligned = is_multiple_of(input, kAccessBytes);
-  if (kIsStaged) {
-    for (int part = 0; part < ranks; ++part) {
+  if (kIsStaged && !signals.has_failed_before()) {
+    for (int step = 1; step <= ranks; ++step) {  // not all ranks store to one at once
+      const int part = (rank + step) % ranks;
       if (is_aligned && part == rank) continue;  // an aligned part is read where it is
-      copy_share<kPullThreads, kLoads>(input + part * pitch, buffer + part * pitch, count_of(part),
+      auto* const theirs = reinterpret_cast<T*>(space->addresses[part] + staging);
+      copy_share<kPullThreads, kLoads>(input + part * pitch, theirs + rank * pitch, count_of(part),
                                        is_aligned);
     }
   }
   const T *sources[kRanks], *reduced[kRanks];
   DIGLOT_UNROLL
   for (int r = 0; r < kRanks; ++r) {
-    const T* const whole = kIsStaged && is_aligned && r == rank
-                               ? input
-                               : reinterpret_cast<const T*>(owners[r] + source);
-    sources[r] = whole + rank * pitch;
-    reduced[r] = reinterpret_cast<const T*>(owners[r] + staging) + (r < ranks ? r : rank) * pitch;
+    const int64_t place = (r < ranks ? r : rank) * pitch;
+    sources[r] = !kIsStaged ? reinterpret_cast<const T*>(owners[r] + source) + rank * pitch
+                 : is_aligned && r == rank ? input + rank * pitch
+                                           : buffer + place;
+    reduced[r] = reinterpret_cast<const T*>(owners[r] + staging) + place;
   }
   const bool have_met = signals.meet(kOpening);
   if constexpr (kShots == Shots::kDirect) {

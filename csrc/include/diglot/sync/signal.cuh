@@ -18,8 +18,8 @@
 // Meeting. Block b of each rank stores the epoch to a word of its own in every peer's space, as a
 // release at system scope. It then polls its own words for the peers' epochs, as an acquire. A word
 // holds the newest epoch, and nobody resets it. A rank that is already in a later launch has also
-// been in this one, or it has given up: then it closes nothing any more. docs/collectives.md argues
-// the order.
+// been in this one, or it has given up: then it arrives nowhere any more. docs/collectives.md
+// argues the order.
 //
 // Packets. A packet has four bytes of data and four of flag, and is one 8-byte access. So whoever
 // reads the flag has the data: no order of several accesses matters. The flag is the launch's
@@ -206,12 +206,15 @@ class Signals {
     // These loads are in flight while the epoch is.
     const int peer = static_cast<int>(threadIdx.x);
     peer_ = peer < party.ranks && peer != party.rank ? space_of(peer) : nullptr;
-    const uint32_t fault = *static_cast<volatile uint32_t*>(&space->fault);
-    __shared__ uint64_t epoch;
-    if (threadIdx.x == 0) epoch = take_epoch();
+    // All threads must agree whether there was a fault, so one looks.
+    __shared__ uint64_t epoch_and_fault;
+    if (threadIdx.x == 0) {
+      const uint32_t fault = *static_cast<volatile uint32_t*>(&space->fault);
+      epoch_and_fault = take_epoch() << 1 | fault;
+    }
     __syncthreads();
-    epoch_ = epoch;
-    if (fault != 0) party_.patience = kNone;
+    epoch_ = epoch_and_fault >> 1;
+    if ((epoch_and_fault & 1) != 0) party_.patience = kNone;
   }
 
   DIGLOT_DEVICE uint64_t epoch() const { return epoch_; }
@@ -226,6 +229,8 @@ class Signals {
     return reinterpret_cast<SignalSpace*>(space_->addresses[rank]);
   }
   DIGLOT_DEVICE int64_t patience() const { return party_.patience; }
+  // Whether a wait of an earlier launch took too long.
+  DIGLOT_DEVICE bool has_failed_before() const { return party_.patience == kNone; }
 
   // All threads of the block wait for the same block of all ranks. Afterwards each sees what those
   // blocks wrote before. False if a peer did not come in time, or with another call.
@@ -236,10 +241,10 @@ class Signals {
   }
 
   // The two halves of a meeting. All threads of the block have passed a barrier before they arrive.
-  // A launch after a fault closes nothing: a peer that still waits for the launch that failed would
-  // take the later signal for that one's.
+  // A launch after a fault arrives nowhere: a peer that still waits for the launch that failed, or
+  // for one before, would take the later signal for that one's.
   DIGLOT_DEVICE void arrive(SignalPhase phase) {
-    if (peer_ != nullptr && (phase == kOpening || party_.patience != kNone)) {
+    if (peer_ != nullptr && !has_failed_before()) {
       store_release_system(&peer_->signals[phase][blockIdx.x][party_.rank], signal());
     }
   }
