@@ -19,9 +19,9 @@ from diglot.tools.machine_code import dump
 WIDTHS, FULL_WIDTHS = (64, 96, 128, 160, 192, 224, 256), (64, 128, 192, 256)
 TF32_COLUMNS = tuple(sorted(WIDTHS + FULL_WIDTHS))
 # Of 16 bits: plain tiles, also exchanged ones and those of other heights; tiles with all that may
-# follow the sums. Consumers that take turns have both forms.
+# follow the sums. Consumers that take turns have both forms, and one between them: an activation.
 PLAIN, FULL = (*WIDTHS, 16, 32, 64, 160, 256), (*FULL_WIDTHS, 16, 32, 64)
-OTHERS, TURNS = (192, 128, 192), (128, 128)
+OTHERS, TURNS = (192, 128, 192), (128, 128, 128)
 COLUMNS = tuple(sorted(PLAIN + FULL + OTHERS + TURNS))
 NAMES = ("UTMALDG.4D", "UTMASTG.4D", "USETMAXREG")
 FAST, EXACT = "0", "1"  # ways to add in scaled.cuh
@@ -58,7 +58,7 @@ def test_cuda(tmp_path):
         ((columns, form),) = set(re.findall(r"HGMMA\.64x(\d+)x(\d+\.F32\.\w+)", code))
         found[form].append(int(columns))
         is_tf32 = "TF32" in form
-        halves = 2 if re.match(r"\w*Li128ELb0ELb[01]ELb1EE", code) else 1
+        halves = 2 if re.match(r"\w*Li128ELb0ELb[01]ELb1ELb[01]EE", code) else 1
         assert len(re.findall(r"\bHGMMA\.", code)) == (4 if is_tf32 else 4 * 4 * halves)
         assert ("STSM" in code) != is_tf32
         # A single consumer needs no registers of the producer.

@@ -72,6 +72,7 @@ def test_blocks_have_several_tiles(k):
 def test_what_follows_sums(activation, n):
     """The second half of a tile has the same bias, and rows of its own of the residual."""
     x, weight, bias = (integers(*s, dtype=BF16) for s in ((300, 136), (n, 136), (n,)))
+    in_turns(diglot.linear, x, weight, bias, activation=activation)
     residual = integers(300, n, dtype=BF16)
     besides = (residual, residual[:, :1], residual[:1], surrounded(residual))
     for beside in besides if activation == "relu" else besides[:2]:

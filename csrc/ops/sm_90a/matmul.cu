@@ -17,7 +17,8 @@
 
 namespace diglot {
 
-template <typename T, int kRows, int kColumns, bool kIsExchanged, bool kIsPlain, bool kTakesTurns>
+template <typename T, int kRows, int kColumns, bool kIsExchanged, bool kIsPlain, bool kTakesTurns,
+          bool kIsActivated>
 __global__ void __launch_bounds__(
     WgmmaShape<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns, kRows>::kThreads, 1)
     matmul_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
@@ -25,7 +26,8 @@ __global__ void __launch_bounds__(
                  const __grid_constant__ TensorMap map_before,
                  const __grid_constant__ Epilogue<T> epilogue, char* scratch,
                  const __grid_constant__ WgmmaProduct product) {
-  multiply_by_wgmma<T, WgmmaShape<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns, kRows>>(
+  multiply_by_wgmma<
+      T, WgmmaShape<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns, kRows, kIsActivated>>(
       a, b, map_c, map_before, epilogue, scratch, product);
 }
 
@@ -222,10 +224,10 @@ constexpr bool has_full(int columns, bool is_exchanged) {
 }
 
 template <typename T, int kRows, int kColumns, bool kIsExchanged, bool kIsPlain,
-          bool kTakesTurns = false>
+          bool kTakesTurns = false, bool kIsActivated = false>
 void plan_wgmma(Planner& planner, const Product& product, WgmmaOperands operands,
                 const Variant& variant, const Address<char>& scratch) {
-  using Shape = WgmmaShape<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns, kRows>;
+  using Shape = WgmmaShape<T, kColumns, kIsExchanged, kIsPlain, kTakesTurns, kRows, kIsActivated>;
   static_assert(Shape::kDepth == kLineBytes / sizeof(T));
   if (kIsExchanged) std::swap(operands.a, operands.b);
   const auto group = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
@@ -250,7 +252,7 @@ void plan_wgmma(Planner& planner, const Product& product, WgmmaOperands operands
   Launch how{static_cast<unsigned>(blocks), Shape::kThreads};
   how.cluster_blocks = variant.meets ? variant.parts : cluster;
   how.shared_bytes = sizeof(typename Shape::Shared);
-  planner.add<matmul_wgmma<T, kRows, kColumns, kIsExchanged, kIsPlain, kTakesTurns>>(
+  planner.add<matmul_wgmma<T, kRows, kColumns, kIsExchanged, kIsPlain, kTakesTurns, kIsActivated>>(
       how, map(operands.a, Shape::kRows, 1), map(operands.b, Shape::kColumns, cluster),
       c.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
       before.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
@@ -315,7 +317,9 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
     if constexpr (sizeof(T) == 2) {
       if (variant.takes_turns) {
         const auto plan = is_plain(product) ? plan_wgmma<T, 128, kTurnWidth, false, true, true>
-                                            : plan_wgmma<T, 128, kTurnWidth, false, false, true>;
+                          : product.around.input == nullptr
+                              ? plan_wgmma<T, 128, kTurnWidth, false, false, true, true>
+                              : plan_wgmma<T, 128, kTurnWidth, false, false, true>;
         return plan(planner, product, *operands, variant, sums);
       }
       if (variant.number() > 1000) return plan_other<T>(planner, product, *operands, variant, sums);

@@ -171,6 +171,14 @@ DIGLOT_DEVICE void for_each_sum(float (&sums)[kSums], int row, int column, int m
   }
 }
 
+template <typename T, int kPart>
+DIGLOT_DEVICE void activate_part(float (&part)[kPart], Activation activation) {
+  with_activation(activation, [&](auto constant) {
+    DIGLOT_UNROLL
+    for (float& sum : part) sum = activate<decltype(constant)::value, T>(sum);
+  });
+}
+
 // Finishes a consumer's rows of a tile, and stores them, part by part: TMA stores a part while the
 // consumer computes the next. store(sums, column, is_before) rounds and stores the part that begins
 // at this column of the tile, to `before` or to C.
@@ -198,18 +206,16 @@ DIGLOT_DEVICE void finish_parts(float (&sums)[Shape::kSums], const Epilogue<T>& 
       for (int i = 0; i < kPart; ++i) part[i] = fma(epilogue.beta, input[i], part[i]);
     }
     if (epilogue.before != nullptr) store(part, first, true);
-    with_activation(epilogue.activation, [&](auto constant) {
-      constexpr Activation kActivation = decltype(constant)::value;
-      if (epilogue.is_slope) {
+    if (epilogue.is_slope) {
+      with_activation(epilogue.activation, [&](auto constant) {
         DIGLOT_UNROLL
         for (int i = 0; i < kPart; ++i) {
-          part[i] = activation_gradient<kActivation, T>(part[i], input[i]);
+          part[i] = activation_gradient<decltype(constant)::value, T>(part[i], input[i]);
         }
-      } else {
-        DIGLOT_UNROLL
-        for (int i = 0; i < kPart; ++i) part[i] = activate<kActivation, T>(part[i]);
-      }
-    });
+      });
+    } else {
+      activate_part<T>(part, epilogue.activation);
+    }
     store(part, first, false);
   });
 }

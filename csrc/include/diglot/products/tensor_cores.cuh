@@ -48,12 +48,15 @@ constexpr int rows_of_tile(bool is_exchanged, int columns) {
   return is_exchanged && columns <= 64 ? 64 : 128;
 }
 
-// kIsPlain: nothing but a bias follows the sums. So kernels of such products have little code, and
-// it is soon in the instruction cache.
+// kIsPlain: nothing but a bias follows the sums. kIsActivated: a bias and an activation may, and a
+// copy of what this one takes. So kernels of such products have little code, and it is soon in the
+// instruction cache.
 template <typename T, int kColumns_, bool kIsExchanged_ = false, bool kIsPlain_ = false,
-          bool kTakesTurns_ = false, int kRows_ = rows_of_tile(kIsExchanged_, kColumns_)>
+          bool kTakesTurns_ = false, int kRows_ = rows_of_tile(kIsExchanged_, kColumns_),
+          bool kIsActivated_ = false>
 struct WgmmaShape {
   static constexpr bool kIsExchanged = kIsExchanged_, kIsPlain = kIsPlain_;
+  static constexpr bool kIsActivated = kIsActivated_;
   static constexpr bool kTakesTurns = kTakesTurns_;
   static constexpr bool kHasRowSums = false;
   static constexpr int kBytes = sizeof(T);
@@ -405,7 +408,7 @@ DIGLOT_DEVICE void finish_rows(float (&sums)[Shape::kSums], TmaParts<Shape>& sto
       copy_part<T, Shape, sizeof(part) / 4>(stored, here, is_before, row, column + first);
     }
   };
-  if constexpr (Shape::kIsPlain) {
+  if constexpr (Shape::kIsPlain || Shape::kIsActivated) {
     scale(sums, epilogue.alpha);
     if (kept_bias != nullptr) {
       kept_bias->add(sums, epilogue);
@@ -414,7 +417,13 @@ DIGLOT_DEVICE void finish_rows(float (&sums)[Shape::kSums], TmaParts<Shape>& sto
       bias.load(epilogue, row, column);
       bias.add(sums, epilogue);
     }
-    for_each_part_in_loop<Shape>(sums, [&](auto& part, int first) { store(part, first, false); });
+    for_each_part_in_loop<Shape>(sums, [&](auto& part, int first) {
+      if constexpr (Shape::kIsActivated) {
+        if (epilogue.before != nullptr) store(part, first, true);
+        activate_part<T>(part, epilogue.activation);
+      }
+      store(part, first, false);
+    });
   } else {
     finish_parts<T, Shape>(sums, epilogue.moved(0, offset(product.input_batch_strides)), row,
                            column, store);
@@ -449,7 +458,8 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
                                   const Epilogue<Out>& epilogue, char* scratch,
                                   const WgmmaProduct& product, Out* sums_of_rows = nullptr) {
   // Sums of 16-bit types leave registers for a bias, where little else follows them.
-  constexpr bool kKeepsBias = sizeof(T) == 2 && Shape::kIsPlain && !Shape::kHasRowSums;
+  constexpr bool kKeepsBias =
+      sizeof(T) == 2 && (Shape::kIsPlain || Shape::kIsActivated) && !Shape::kHasRowSums;
   const int consumer = consumer_number();
   const int cluster = product.cluster, rank = rank_in_cluster(cluster);
   const int tile_row = Shape::kTakesTurns ? 0 : consumer * Shape::kConsumerRows;
