@@ -258,6 +258,23 @@ def test_two_shots_by_the_bytes_that_they_save(backend):
     assert in_group(3, work) == [[*expected, ("add_rms_norm", [4.0])]] * 3
 
 
+@pytest.mark.parametrize("backend", KERNELS)
+def test_two_shots_of_two_ranks_outside_the_workspace(backend):
+    def work(rank):
+        space = distributed.Workspace(**SIZES, symmetric=1 << 15)
+        assert space.two_shots_bytes == 8 << 20
+        space.two_shots_bytes = 8000
+        runs = []
+        for x in (torch.empty(1999), torch.empty(2000), space.empty(2000, dtype=torch.float32)):
+            out = distributed.all_reduce(x.fill_(rank), backend=backend)
+            runs.append((diglot.last_run().variant, out.unique().tolist()))
+        space.synchronize()
+        space.close()
+        return runs
+
+    assert in_group(2, work) == [[("pull", [1.0]), ("two shots", [1.0]), ("pull", [1.0])]] * 2
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_output_of_the_caller(backend, compiled):

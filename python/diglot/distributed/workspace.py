@@ -96,6 +96,7 @@ class Workspace:
         push_bytes, staged_bytes: the sizes, at most, that are pushed, and that are staged although
             they lie in the workspace. configs/tunables/ has them.
         saved_bytes: what two shots save a rank from reading, at least.
+        two_shots_bytes: the size of others that take two shots if they lie outside the workspace.
         direct_bytes: the size, at least, that direct shots reduce from the workspace into it.
 
     Raises:
@@ -139,6 +140,7 @@ class Workspace:
         )
         self.staged_bytes: int = numbers.read("all_reduce.host.staged_bytes", self.ranks)
         self.saved_bytes: int = numbers.read("all_reduce.host.saved_bytes")
+        self.two_shots_bytes: int = numbers.read("all_reduce.host.two_shots_bytes", self.ranks)
         self.direct_bytes: int = numbers.read("all_reduce.host.direct_bytes", self.ranks)
         self._check_ranks(group, gpu)
         with ordinary_tensors():
@@ -158,8 +160,8 @@ class Workspace:
 
     def _check_ranks(self, group: Any, gpu: str) -> None:
         """Raises unless all ranks' workspaces and GPUs are alike: they choose the same launches."""
-        chosen = (self.push_bytes, self.staged_bytes, self.saved_bytes, self.direct_bytes)
-        mine = (gpu, *self.layout, *chosen, self.blocks)
+        chosen = (self.push_bytes, self.staged_bytes, self.saved_bytes, self.two_shots_bytes)
+        mine = (gpu, *self.layout, *chosen, self.direct_bytes, self.blocks)
         every: list[Any] = [None] * self.ranks
         torch.distributed.all_gather_object(every, mine, group)
         for rank, other in enumerate(every):
@@ -265,6 +267,8 @@ class Workspace:
             return "direct shots"
         if is_reduced and self.takes_two_shots(bytes):
             return "two shots" if source is None else "two shots in place"
+        if is_reduced and source is None and bytes >= self.two_shots_bytes:
+            return "two shots"
         return "pull" if source is None or is_kept or of_part <= self.staged_bytes else "in place"
 
     def takes_two_shots(self, bytes: int) -> bool:
