@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import BACKENDS, DEVICE, FLOATING, KERNELS, needs_cuda
+from backends import BACKENDS, DEVICE, FLOATING, KERNELS, needs_cuda, needs_extension
 from product_cases import (
     assert_derivatives,
     assert_product,
@@ -18,12 +18,14 @@ from product_cases import (
 )
 
 import diglot
+from diglot.backends.plans import plan_runs
 from diglot.backends.tuning import candidate_plans
 from diglot.ops.linear_parameters import _parameters_backward, parameter_gradients
+from diglot.tools.gpus import named_device
 
 HALVES = [torch.bfloat16, torch.float16]
 BF16 = torch.bfloat16
-ASKED = {"products.both.row_sums": 1}
+NEVER, ASKED = ({"products.both.row_sums": asked} for asked in (0, 1))
 TOGETHER, APART = "sums of rows", "; sum"  # what variants say
 each_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
 each_backend = pytest.mark.parametrize("backend", KERNELS)
@@ -73,16 +75,32 @@ def test_operands_that_are_copied(backend, dtype):
 
 
 @each_backend
-def test_two_launches_by_default(backend):
-    """Of all types and sizes, until a measurement says otherwise."""
+def test_two_launches(backend):
+    """Of all types and sizes."""
     grad, input = normal(1000, 136, dtype=BF16), normal(1000, 72, dtype=BF16)
     for parts in (0, 2):
-        numbers = {f"products.{backend}.split": parts}
+        numbers = {**NEVER, f"products.{backend}.split": parts}
         for _ in range(2):  # sums lie behind the counters of parts, which must stay zero
             assert APART in assert_gradients(backend, grad, input, numbers)
     for dtype in FLOATING:
         grad, input = normal(200, 136, dtype=dtype), normal(200, 72, dtype=dtype)
-        assert APART in assert_gradients(backend, grad, input, {})
+        assert APART in assert_gradients(backend, grad, input, NEVER)
+
+
+@needs_extension
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_the_planner_compares_both_forms(backend):
+    """By times that an H200 took: one launch was 15 % faster, and 17 % slower. Triton has two."""
+    variants = []
+    for k in (1024, 768):
+        grad, input = (torch.empty(8192, n, dtype=BF16) for n in (4096 * k // 1024, k))
+        with plan_runs(named_device("NVIDIA H200")) as runs:
+            parameter_gradients(grad, input, None, backend)
+        with plan_runs(named_device("NVIDIA H200")) as held, diglot.use_plans("invariant"):
+            parameter_gradients(grad, input, None, backend)
+        assert APART in held[0].plan.variant
+        variants.append(runs[0].plan.variant)
+    assert (TOGETHER if backend == "cuda" else APART) in variants[0] and APART in variants[1]
 
 
 @each_backend
@@ -151,11 +169,12 @@ def test_special_values(backend):
     assert of_weight[finite].isfinite().all()
 
 
-@pytest.mark.parametrize("numbers", [{}, ASKED], ids=["two", "one"])
+@pytest.mark.parametrize("numbers", [NEVER, ASKED], ids=["two", "one"])
 @each_backend
 def test_layers(backend, numbers):
     """linear with all that may follow it, and mlp, whose gradients go through an activation."""
     shapes = (3, 40, 72), (136, 72), (136,)
+    form = TOGETHER if numbers == ASKED else APART
     grad = normal(3, 40, 136, dtype=BF16)
     for activation in (None, "relu"):
         tensors = [normal(*s, dtype=BF16).requires_grad_() for s in shapes]
@@ -163,7 +182,7 @@ def test_layers(backend, numbers):
             result = diglot.linear(*tensors, activation=activation, backend=backend)
             made = torch.autograd.grad(result, tensors, grad)
         names = [run.variant for run in runs if run.launcher == "linear_parameters_backward"]
-        assert len(names) == 1 and (TOGETHER if numbers else APART) in names[0]
+        assert len(names) == 1 and form in names[0]
         through = grad if activation is None else grad * (result > 0)
         rows = through.reshape(120, 136)
         assert_product(made[1], rows.mT, tensors[0].detach().reshape(120, 72))
@@ -174,7 +193,7 @@ def test_layers(backend, numbers):
         result = diglot.mlp(*tensors, activation="relu", backend=backend)
         made = torch.autograd.grad(result, tensors, grad[..., :80])
     names = [run.variant for run in runs if run.launcher == "linear_parameters_backward"]
-    assert len(names) == 2 and all((TOGETHER if numbers else APART) in name for name in names)
+    assert len(names) == 2 and all(form in name for name in names)
     ones = torch.ones(1, 120, dtype=BF16, device=DEVICE)
     assert_product(made[4][None], ones, grad[..., :80].reshape(120, 80))
 

@@ -32,6 +32,7 @@ COPIED = 16, 256  # a tile of a copy
 # The same where it is transposed, by bytes of an element.
 TRANSPOSED = {1: (128, 64), 2: (64, 64), 4: (64, 64), 8: (64, 64)}
 COPY_WARPS = 4
+ONE_LAUNCH = 1  # a value of `row_sums`
 BATCH_RANK = 2  # dimensions of a batch that descriptors take
 Batch = tuple[tuple[int, int], ...]  # of each dimension, matrices and the step between them
 
@@ -126,8 +127,8 @@ def plan_product(product: Product) -> Plan:
 
 
 def plan_with_row_sums(product: Product) -> Plan | None:
-    """The plan of C = A B whose launch also sums A's rows; None where none does, or where measured
-    numbers do not ask for it.
+    """The plan of C = A B whose launch also sums A's rows; None where none does, or where numbers
+    do not ask for it.
     """
     if product.is_empty or product.a.dtype not in HALVES:
         return None
@@ -331,7 +332,7 @@ def _plan_by_descriptors(product: Product, has_row_sums: bool = False) -> Plan |
         return None
     layout = ("T" if along_m else "N") + ("T" if along_k else "N")
     product.choose_numbers(layout)
-    if has_row_sums and not device.tuned("products.both.row_sums"):
+    if has_row_sums and device.tuned("products.both.row_sums") != ONE_LAUNCH:
         return None
     around = product.around
     before = around.before and dataclasses.replace(

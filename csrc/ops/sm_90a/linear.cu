@@ -37,6 +37,7 @@ namespace {
 using namespace diglot;
 
 constexpr int kRows = 128;
+constexpr int64_t kTwoLaunches = 0, kPlanner = 2;  // values of `row_sums`
 
 TileSchedule tiles_of(const Product& product, int group) {
   return {static_cast<int>(rounded_up_quotient(product.m, kRows)),
@@ -52,8 +53,13 @@ template <typename T>
 constexpr int64_t kBytesOfSums = int64_t{4} * SummedTile<T>::kConsumers * kWarpgroupThreads *
                                  (SummedTile<T>::kSums + RowSums<T, kMmaType<T>>::kSums);
 
+struct Choice {
+  int parts;    // of K
+  double time;  // nanoseconds, by the model
+};
+
 // The parts of K that take the least time.
-int best_parts(Planner& planner, const Product& product) {
+Choice best_parts(Planner& planner, const Product& product) {
   const int64_t asked = product.is_batch_invariant ? 1 : planner.tuned(Tunable::kProductsSplit);
   const auto speed = static_cast<double>(planner.tuned(Tunable::kProductsSpeed, kSummedColumns));
   const int64_t elements = product.m * product.k + product.k * product.n + product.m * product.n;
@@ -64,7 +70,20 @@ int best_parts(Planner& planner, const Product& product) {
                       elements * size_of(product.c->dtype),
                       kBytesOfSums<bfloat16>,
                       SummedTile<bfloat16>::kConsumers};
-  return parts_of(work, asked, std::max(planner.device.multiprocessors(), 1));
+  const int multiprocessors = std::max(planner.device.multiprocessors(), 1);
+  const int parts = parts_of(work, asked, multiprocessors);
+  return {parts, time_of(work, parts, multiprocessors)};
+}
+
+// Nanoseconds of a launch that sums A's rows, beside those of its bytes.
+constexpr double kSumLaunch = 4000;
+
+// Whether one launch takes less time than a product and a sum of A's rows behind it. Where bits
+// must not depend on rows, nor on which gradients a call needs, there are two.
+bool saves_time(Planner& planner, const Product& product, double time) {
+  if (product.is_batch_invariant || tensor_core_model() == nullptr) return false;
+  const auto bytes = static_cast<double>(product.m * product.k * size_of(product.a->dtype));
+  return time < tensor_core_model()(planner, product) + kSumLaunch + bytes / kFromMemory;
 }
 
 template <typename T>
@@ -96,8 +115,10 @@ bool plan_with_row_sums(Planner& planner, const Product& product) {
   std::optional<WgmmaOperands> operands = wgmma_operands(planner.device, product);
   if (!operands || operands->a.major == Major::kK || operands->b.major == Major::kK) return false;
   choose_numbers(planner, product, "TN");
-  if (planner.tuned(Tunable::kProductsRowSums) == 0) return false;
-  const int parts = best_parts(planner, product);
+  const int64_t asked = planner.tuned(Tunable::kProductsRowSums);
+  if (asked == kTwoLaunches) return false;
+  const auto [parts, time] = best_parts(planner, product);
+  if (asked == kPlanner && !saves_time(planner, product, time)) return false;
   const int64_t count = tiles_of(product, 1).count() * parts;
   if (count > most) return false;  // their indices have 32 bits too
   Address<char> sums;

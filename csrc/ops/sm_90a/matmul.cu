@@ -45,10 +45,11 @@ using namespace diglot;
 struct Variant {
   int rows, columns;
   bool is_exchanged;
-  bool takes_turns;    // whether consumers do
-  int parts = 1;       // of K
-  bool meets = false;  // whether a cluster has the parts of a tile
-  int cluster = 1;     // blocks that share tiles of B
+  bool takes_turns;                                  // whether consumers do
+  int parts = 1;                                     // of K
+  bool meets = false;                                // whether a cluster has the parts of a tile
+  int cluster = 1;                                   // blocks that share tiles of B
+  double time = std::numeric_limits<double>::max();  // nanoseconds, by the model
 
   // Warpgroups that multiply.
   int consumers() const { return takes_turns ? 2 : rows / 64; }
@@ -181,7 +182,6 @@ Variant best_variant(Planner& planner, const Product& product, bool can_share) {
     variants.erase(std::remove_if(variants.begin(), variants.end(), has_others), variants.end());
   }
   Variant best = variants.front();
-  double least = std::numeric_limits<double>::max();
   for (Variant& variant : variants) {
     const int columns = variant.columns;
     const auto speed = static_cast<double>(
@@ -199,14 +199,16 @@ Variant best_variant(Planner& planner, const Product& product, bool can_share) {
     const int64_t parts_asked = variant.takes_turns ? 1 : asked_parts;  // turns are along all of K
     const int meeting =
         asked_meeting == kNever ? 1 : parts_in_cluster(work, parts_asked, multiprocessors);
-    double time = time_in_cluster(work, meeting, multiprocessors);
+    variant.time = time_in_cluster(work, meeting, multiprocessors);
     variant.parts = meeting, variant.meets = meeting > 1;
     if (meeting == 1 || asked_meeting != kAlways) {
       const int parts = parts_of(work, parts_asked, multiprocessors);
       const double other = time_of(work, parts, multiprocessors);
-      if (meeting == 1 || other < time) time = other, variant.parts = parts, variant.meets = false;
+      if (meeting == 1 || other < variant.time) {
+        variant.time = other, variant.parts = parts, variant.meets = false;
+      }
     }
-    if (time < least) least = time, best = variant;
+    if (variant.time < best.time) best = variant;
   }
   best.cluster = cluster_of(planner, product, best, can_share);
   return best;
@@ -349,6 +351,9 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
 
 const bool is_registered = [] {
   tensor_core_planner() = plan_on_tensor_cores;
+  tensor_core_model() = [](Planner& planner, const Product& product) {
+    return best_variant(planner, product, false).time;
+  };
   return true;
 }();
 

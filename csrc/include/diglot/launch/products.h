@@ -198,6 +198,13 @@ inline TensorCorePlanner& row_sums_planner() {
   return planner;
 }
 
+// Nanoseconds of a product on tensor cores, by the planner's model. Null as above.
+using TensorCoreModel = double (*)(Planner& planner, const Product& product);
+inline TensorCoreModel& tensor_core_model() {
+  static TensorCoreModel model = nullptr;
+  return model;
+}
+
 // Plans C = A B, and what follows it. csrc/ops/matmul.cu has it, with the kernels.
 void plan_product(Planner& planner, const Product& product);
 
