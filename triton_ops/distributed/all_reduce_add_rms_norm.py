@@ -68,15 +68,20 @@ def rows_pull(
 ):  # fmt: skip
     """Each row has a program, the same on all ranks, which reads the row of all ranks."""
     DTYPE: tl.constexpr = out.dtype.element_ty
+    # Whether a thread has registers for its part of the weight while the program reduces.
+    HOLDS_WEIGHT: tl.constexpr = HAS_WEIGHT and BLOCK * DTYPE.primitive_bitwidth <= 256 * THREADS
     peers = signal.peers(space, rank, RANKS, THREADS)
     sources = signal.places(space, 0 if IS_STAGED else source, RANKS)
-    epoch, patience = signal.begin(space, patience)
     start, turn = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
+    if IS_STAGED:  # this load is in flight while the epoch is
+        values = load_row(input, first + start, columns, BLOCK, IS_WHOLE)
+    epoch, patience = signal.begin(space, patience)
     buffer = staging * 0
     if IS_STAGED:
         buffer = staging + (epoch & 1) * buffer_bytes
         target = (space.to(tl.int64, bitcast=True) + buffer).to(tl.pointer_type(DTYPE))
-        for row in range(start, rows, turn):
+        store_row(target, start, columns, values, BLOCK, IS_WHOLE)
+        for row in range(start + turn, rows, turn):
             values = load_row(input, first + row, columns, BLOCK, IS_WHOLE)
             store_row(target, row, columns, values, BLOCK, IS_WHOLE)
     has_met = signal.meet(space, peers, signal.OPENING, rank, NUMBER, call, epoch, patience)
@@ -92,6 +97,8 @@ def rows_pull(
         rounded = convert(total + added.to(tl.float32), DTYPE)
         store_row(sum, first + row, columns, rounded, BLOCK, IS_WHOLE)
         total = rounded.to(tl.float32)
+        if HOLDS_WEIGHT:  # this load is in flight while the program reduces
+            scales = load_row(weight, 0, columns, BLOCK, IS_WHOLE)
         squares = tl.sum(total * total)  # elements behind the row are 0
         if not IS_STAGED:
             if row + turn >= rows:  # the program has read the peers' last row
@@ -101,7 +108,9 @@ def rows_pull(
             tl.store(statistics + first + row, factor)
         total *= factor
         if HAS_WEIGHT:
-            total *= load_row(weight, 0, columns, BLOCK, IS_WHOLE).to(tl.float32)
+            if not HOLDS_WEIGHT:
+                scales = load_row(weight, 0, columns, BLOCK, IS_WHOLE)
+            total *= scales.to(tl.float32)
         store_row(out, first + row, columns, convert(total, DTYPE), BLOCK, IS_WHOLE)
     if not IS_STAGED:
         signal.wait(space, peers, signal.CLOSING, rank, NUMBER, call, epoch, patience)
