@@ -22,6 +22,8 @@ from diglot.triton_ops.launch.product_splits import (
     FROM_MEMORY,
     HIDDEN,
     MOST_BYTES,
+    ROUND,
+    SUMS,
     TILE,
     TileWork,
 )
@@ -186,6 +188,9 @@ def test_time_of_a_product():
     twice = work._replace(tiles=264, programs=2)  # two programs on an SM take turns
     assert twice.time(1, 132) - work.time(1, 132) == pytest.approx(64 * 250)
     assert twice._replace(tiles=132).time(1, 132) == work.time(1, 132)
+    parts = work._replace(tiles=66), twice._replace(tiles=132)  # whose ends take turns too
+    once, both = (each.time(2, 132) - each.time(1, 132) for each in parts)
+    assert both - once == pytest.approx(ROUND + work.bytes / SUMS + 32 * 250)
     slow = work._replace(memory=1 << 34)
     assert slow.time(1, 132) > (1 << 34) / FROM_MEMORY
     heavy = work._replace(loaded=1 << 20)

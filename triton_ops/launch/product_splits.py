@@ -74,7 +74,8 @@ class TileWork(NamedTuple):
         computing = rounds * (step * -(-self.steps // parts) + self.end)
         memory = FIRST + self.memory / FROM_MEMORY
         hidden = HIDDEN * min(computing, memory)
-        meeting = rounds * ROUND + self.bytes * (rounds + parts) / SUMS if parts > 1 else 0
+        ends = rounds * together  # of parts, on the busiest SM
+        meeting = ends * ROUND + self.bytes * (ends + parts) / SUMS if parts > 1 else 0
         return computing + memory - hidden + meeting
 
     def parts(self, asked: int, multiprocessors: int) -> int:
