@@ -305,7 +305,7 @@ def test_an_output_of_the_caller(backend, compiled):
 
 @pytest.mark.parametrize("backend", KERNELS)
 def test_protocols_of_an_output(backend):
-    """Direct shots take long tensors from the workspace into the workspace, which may be in place."""
+    """Direct shots take long tensors from the workspace into it, perhaps in place."""
     asked = ["push", "pull", "two shots", "in place", "two shots in place", "direct shots"]
 
     def work(rank):
