@@ -233,8 +233,8 @@ TRITON = {
     ),
     "a part that is staged for another rank": triton(
         TRITON_EXCHANGE,
-        "copy_share(input + p *",
-        "copy_share(input + rank *",
+        "copy_share(input + p * pitch, target, n, BLOCK",
+        "copy_share(input + rank * pitch, target, n, BLOCK",
         SCATTER,
     ),
     "the closing meeting of the norm is missing": triton_of(
