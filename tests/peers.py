@@ -171,7 +171,6 @@ def read_late() -> None:
         return paused
 
     signal.meet = late(signal.meet, 0, 0.05)
-    signal.wait_for = late(signal.wait_for, 0, 0.05)
     signal.await_packets = late(signal.await_packets, 0.05, 0)
 
 

@@ -22,7 +22,7 @@ from diglot.reference.distributed.all_reduce import all_reduce_oracle
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="test_distributed_on_gpu.py has GPUs")
 
 IN_WORKSPACE = ["in place", "two shots in place", "direct shots"]
-EVERY_PROTOCOL = ["push", "pull", "put", "two shots", *IN_WORKSPACE]
+EVERY_PROTOCOL = ["push", "pull", "two shots", *IN_WORKSPACE]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Elements, dtype, op, protocol, and elements before the tensor in its storage.
 CASES = [
@@ -37,9 +37,6 @@ CASES = [
     (2048, FP32, "sum", "pull", 0),
     (9001, BF16, "max", "pull", 0),  # several launches
     (300, FP16, "min", "push", 0),
-    (1, FP32, "sum", "put", 0),
-    (1003, BF16, "avg", "put", 0),
-    (5000, FP16, "max", "put", 0),  # several launches
     (1, FP32, "sum", "two shots", 0),  # most ranks have no part of it
     (1003, BF16, "avg", "two shots", 0),
     (1999, FP16, "sum", "two shots", 1),
@@ -124,7 +121,7 @@ def test_the_output_may_be_the_input(backend, count):
 ORDERED = torch.tensor([[1, 1e8, 1e8], [1e8, 1, -1e8], [-1e8, -1e8, 1]])
 
 
-@pytest.mark.parametrize("protocol", ["push", "pull", "put", "two shots"])
+@pytest.mark.parametrize("protocol", ["push", "pull", "two shots"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_sums_are_in_the_order_of_ranks(backend, protocol):
     def work(ranks, backend, rank):
@@ -137,10 +134,9 @@ def test_sums_are_in_the_order_of_ranks(backend, protocol):
 # Two calls of each protocol that follow each other use its two buffers; a third one the first.
 PROTOCOLS = [
     (900, "push"), (900, "push"), (900, "push"), (5, "push"), (2000, "in place"),
-    (2000, "in place"), (2000, "pull"), (2000, "pull"), (1500, "pull"), (1024, "put"),
-    (1000, "put"), (1024, "put"), (2000, "two shots"), (1900, "two shots"),
-    (1801, "two shots in place"), (2000, "two shots in place"), (1999, "direct shots"),
-    (1500, "direct shots"),
+    (2000, "in place"), (2000, "pull"), (2000, "pull"), (1500, "pull"), (2000, "two shots"),
+    (1900, "two shots"), (1801, "two shots in place"), (2000, "two shots in place"),
+    (1999, "direct shots"), (1500, "direct shots"),
 ]  # fmt: skip
 CALLS = 5 * len(PROTOCOLS)
 
@@ -169,31 +165,6 @@ def reduce_in_a_row(ranks: Ranks, backend: str, rank: int) -> int:
     return wrong
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("backend", KERNELS)
-def test_puts_of_many_tiles(backend, count):
-    """Each launch takes an odd number of epochs, and another number of blocks. In the end only
-    epochs are left. An output may be the input."""
-
-    def work(ranks, backend, rank):
-        results = []
-        for call, (n, blocks) in enumerate([(9000, 2), (30000, 4), (9000, 1), (20001, 3)]):
-            x = torch.full((n,), float(call + rank))
-            if rank == call % count:
-                time.sleep(0.01)
-            options = {"blocks": blocks, "is_kept": call % 2 == 0}
-            results.append(ranks.reduce(backend, rank, x, protocol="put", **options))
-            x.fill_(-1e6)
-        return [out.unique().tolist() for out in results]
-
-    ranks = Ranks(count, most_staged=1 << 18)
-    expected = [[count * call + count * (count - 1) / 2] for call in range(4)]
-    assert at_once(backend, ranks, work) == [expected] * count
-    (epochs,) = {int(space[EPOCH_WORD]) for space in ranks.spaces}
-    assert epochs & 0xFFFF == 0 and epochs >> 16 > 8
-    assert not any(report.any() for report in ranks.reports)
-
-
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_calls_in_a_row(backend, count):
@@ -212,8 +183,7 @@ def test_calls_in_a_row_that_a_triton_rank_reads_late(protocol):
         if rank == 1:
             read_late()
         room = ranks.layout.room
-        # No aligned part stays where it is.
-        skipped = int(protocol not in (*IN_WORKSPACE, "put"))
+        skipped = int(protocol not in IN_WORKSPACE)  # no aligned part stays where it is
         place = ranks.spaces[rank].view(torch.int32)[room // 4 + skipped :].view(FP32)
         results = []
         for call in range(4):
@@ -249,8 +219,7 @@ def test_a_peer_that_does_not_come(backend, protocol):
     first, second, waited, later = at_once(backend, ranks, work)[1]
     assert first.isnan().all() and second.isnan().all()
     assert waited > 0.24 and later < 10
-    block = int(protocol == "put")  # of puts, the first one stores
-    assert ranks.reports[1].tolist()[:7] == [1, 1, 0, 1, block, 0, 0]
+    assert ranks.reports[1].tolist()[:7] == [1, 1, 0, 1, 0, 0, 0]
     assert int(ranks.spaces[1][FAULT_WORD]) == 1
     assert not ranks.reports[0].any()
     assert not ranks.spaces[0][ranks.layout.room // 8 :].any()  # nobody wrote to its tensors
@@ -337,7 +306,6 @@ def test_launchers_refuse(backend):
         (torch.ones(5), {"op": "mean"}, "op must be sum, avg, max or min"),
         (torch.ones(5000), {"protocol": "push"}, "more bytes than a slot of packets holds"),
         (torch.ones(5)[1:], {"is_kept": True}, "a multiple of 16 bytes"),
-        (torch.ones(5)[1:], {"protocol": "put"}, "what is put begins at a multiple of 16 bytes"),
     ]:
         with pytest.raises(ValueError, match=why):
             ranks.reduce(backend, 0, x, **options)

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="kernels are interprete
 SIGNAL, EXCHANGE = (f"csrc/include/diglot/sync/{name}.cuh" for name in ("signal", "exchange"))
 GATHER, SCATTER, NORM = "all_gather", "reduce_scatter", "all_reduce_add_rms_norm"
 TRITON_SIGNAL, TRITON_EXCHANGE = (f"triton_ops/lib/sync/{n}.py" for n in ("signal", "exchange"))
-PUT, TRITON_PUT = "csrc/include/diglot/sync/put.cuh", "triton_ops/lib/sync/put.py"
 TESTS = "(in_a_row or order_of_ranks)"
 
 
@@ -107,15 +106,6 @@ CUDA = {
     "a direct shot to a rank that is not there": cuda(
         EXCHANGE, "    if (have_met) {", "    {"
     )._replace(chosen="cuda and does_not_come and direct"),
-    "a put in the place of another": cuda(
-        PUT, "(sender - (sender > receiver ? 1 : 0)) * place", "0 * place"
-    ),
-    "a put is reduced before it is there": cuda(
-        PUT, "have_met = signals.wait_for(storing, kClosing, turn)", "have_met = true"
-    ),
-    "a launch after a fault puts": cuda(
-        PUT, "block < pairs && !signals.has_failed_before()", "block < pairs"
-    )._replace(chosen="cuda and does_not_come and put"),
     "a launch after a fault comes to a meeting": cuda(
         SIGNAL, "peer_ != nullptr && !has_failed_before()", "peer_ != nullptr"
     )._replace(chosen="cuda and after_a_fault"),
@@ -186,9 +176,7 @@ TRITON = {
         "\n        buffer = staging + 0",
     ),
     "a buffer of two shots is used again one call too early": triton(
-        TRITON_EXCHANGE,
-        "\n    buffer = staging + (epoch & 1)",
-        "\n    buffer = staging + 0",
+        TRITON_EXCHANGE, "\n    buffer = staging + (epoch & 1)", "\n    buffer = staging + 0"
     ),
     "the second meeting of two shots is missing": triton(
         TRITON_EXCHANGE,
@@ -223,17 +211,6 @@ TRITON = {
     "a launch after a fault sends parts": triton(
         TRITON_EXCHANGE, "if patience != signal.NONE:", "if True:"
     )._replace(chosen="triton and does_not_come and shots"),
-    "a put in the place of another": triton(
-        TRITON_PUT, "tl.where(rank > peer, rank - 1, rank) * place", "0 * place"
-    ),
-    "a put is reduced before it is there": triton(
-        TRITON_PUT,
-        "has_met = signal.wait_for(",
-        "has_met = patience == patience\n            (",
-    ),
-    "a launch after a fault puts": triton(
-        TRITON_PUT, "(program < pairs) & (patience != signal.NONE)", "program < pairs"
-    )._replace(chosen="triton and does_not_come and put"),
     "a launch after a fault comes to a meeting": triton(
         TRITON_SIGNAL, "(peers != 0) & (patience != NONE)", "peers != 0"
     )._replace(chosen="triton and after_a_fault"),
@@ -329,7 +306,7 @@ def copies(tmp_path_factory):
 
 def plant(fault: Fault, folder: Path) -> None:
     """Puts a fault into Triton's all_reduce, in this process."""
-    for name in ("lib/sync/signal", "lib/sync/exchange", "lib/sync/put", "distributed/all_reduce"):
+    for name in ("lib/sync/signal", "lib/sync/exchange", "distributed/all_reduce"):
         file, path = f"triton_ops/{name}.py", folder / f"{Path(name).name}.py"
         text = (ROOT / file).read_text()
         if file == fault.file:
@@ -356,9 +333,8 @@ def count_wrong(ranks: Ranks, backend: str, rank: int) -> int:
         )  # fmt: skip
 
     for protocol in EVERY_PROTOCOL:
-        # An aligned part of its own, a rank does not stage. Puts must be aligned.
-        x = torch.empty(13)[4 if protocol == "put" else 3 :][:9]
-        x = place[:9] if protocol in IN_WORKSPACE else x
+        # An aligned part of its own, a rank does not stage.
+        x = place[:9] if protocol in IN_WORKSPACE else torch.empty(10)[1:]
         x.copy_(ORDERED[rank].repeat(3))
         wrong += int((reduce(x, protocol) != torch.tensor([0.0, 0.0, 1.0]).repeat(3)).sum())
         for call in range(3):

@@ -306,8 +306,7 @@ def test_an_output_of_the_caller(backend, compiled):
 @pytest.mark.parametrize("backend", KERNELS)
 def test_protocols_of_an_output(backend):
     """Direct shots take long tensors from the workspace into it, perhaps in place."""
-    asked = ["push", "pull", "put", "two shots", "in place", "two shots in place"]
-    asked.append("direct shots")
+    asked = ["push", "pull", "two shots", "in place", "two shots in place", "direct shots"]
 
     def work(rank):
         space = distributed.Workspace(**SIZES, symmetric=1 << 17)

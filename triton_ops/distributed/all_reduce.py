@@ -1,7 +1,6 @@
 """The sum, or the maximum or minimum, of a tensor over all ranks of a group: launcher.
 
-Its kernels are those of lib/sync/exchange.py and put.py. Twin of
-csrc/ops/distributed/all_reduce.cu.
+Its kernels are those of lib/sync/exchange.py. Twin of csrc/ops/distributed/all_reduce.cu.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from diglot.backends.plans import Plan
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.plan import NOTHING, Operand, Unseen
 from diglot.triton_ops.lib.sync.exchange import OPS, TWO_SHOTS, Rooms, plan_exchange, plan_two_shots
-from diglot.triton_ops.lib.sync.put import plan_put
 
 
 @launcher
@@ -42,9 +40,8 @@ def all_reduce(
         op: "sum", "avg", "max" or "min".
         group: the name of the group; kernels do not need it.
         protocol: "push", "pull" (staged), "in place" (all ranks' inputs lie at byte `source` of
-            their workspaces), "put", "two shots" (staged), "two shots in place" or "direct shots".
-            For the last one all ranks' outputs, too, lie at the same place. An input that is put
-            begins at a multiple of 16 bytes.
+            their workspaces), "two shots" (staged), "two shots in place" or "direct shots". For the
+            last one all ranks' outputs, too, lie at the same place.
         packets, most_pushed: where push's slots begin, and the bytes of data that one holds.
         staging, most_staged: where the two buffers of a staged pull begin, and their bytes. Longer
             inputs take several launches. Two shots keep what they reduce there.
@@ -59,8 +56,6 @@ def all_reduce(
     if op not in OPS:
         raise ValueError("distributed: op must be sum, avg, max or min")
     rooms, number = Rooms(packets, most_pushed, staging, most_staged), OPS[op]
-    if protocol == "put":
-        return plan_put(workspace, input, out, rank, ranks, rooms, blocks, op=number)
     if protocol in TWO_SHOTS:
         return plan_two_shots(
             workspace, input, out, protocol, rank, ranks, rooms, blocks, op=number

@@ -2,7 +2,6 @@
 // registration. Twin of triton_ops/distributed/all_reduce.py. docs/collectives.md has its
 // protocols.
 #include "diglot/launch/exchange.h"
-#include "diglot/sync/put.cuh"
 #include "torch/launcher.h"
 
 namespace diglot {
@@ -37,15 +36,6 @@ __global__ void __launch_bounds__(kPullThreads, 2)
       staging, buffer_bytes, n, input + first, divisor, out + first);
 }
 
-template <typename T, typename Op, int kRanks>
-__global__ void __launch_bounds__(kPullThreads, 2)
-    all_reduce_put(SignalSpace* space, int rank, int ranks, int op, int call, int64_t patience,
-                   int64_t staging, int64_t buffer_bytes, int64_t n, const T* input, float divisor,
-                   T* out) {
-  put_and_reduce<kRanks, T, Op>(space, {rank, ranks, op, static_cast<uint16_t>(call), patience},
-                                staging, buffer_bytes, n, input, divisor, out);
-}
-
 }  // namespace diglot
 
 namespace {
@@ -57,9 +47,8 @@ using namespace diglot;
 // addresses: all ranks' workspaces and the report.
 //
 // `protocol` is "push", "pull" (staged), "in place" (all ranks' inputs lie at the same place of
-// their workspaces), "put", "two shots" (staged), "two shots in place" or "direct shots". For the
-// last one all ranks' outputs, too, lie at the same place. An input that is put begins at a
-// multiple of 16 bytes.
+// their workspaces), "two shots" (staged), "two shots in place" or "direct shots". For the last one
+// all ranks' outputs, too, lie at the same place.
 //
 // In a workspace, push's slots begin at byte `packets` and hold `most_pushed` bytes of data each.
 // The two buffers of a staged pull begin at `staging` and have `most_staged` bytes each. Two shots
@@ -87,18 +76,6 @@ void all_reduce(Planner& planner, TensorList, const Operand& workspace, const Op
         const auto from = input.as<const T>();
         const auto to = out.as<T>();
         const Rooms rooms{packets, most_pushed, staging, most_staged};
-        if (Protocol(protocol).is_put) {
-          if (!input.is_aligned(kAccessBytes)) {
-            throw std::invalid_argument(
-                "distributed: what is put begins at a multiple of 16 bytes");
-          }
-          return plan_put<T>(planner, ranks, blocks, rooms, n,
-                             [&](const Launch& how, int64_t first, int64_t part) {
-                               planner.add<all_reduce_put<T, Op, kRanks>>(
-                                   how, space, rank, ranks, number, call, patience, staging,
-                                   most_staged, part, from + first, divisor, to + first);
-                             });
-        }
         if (Protocol(protocol).is_two_shots) {
           return plan_two_shots<T>(
               planner, protocol, ranks, blocks, rooms, n,

@@ -54,8 +54,8 @@ def all_reduce(
         backend: "cuda", "triton", "torch" (`torch.distributed.all_reduce`, so NCCL on GPUs) or
             "auto". "auto" never takes "torch": ask for it.
         timeout: how many seconds the kernel waits for peers; by default the workspace's.
-        protocol: "push", "pull", "in place", "put", "two shots", "two shots in place" or "direct
-            shots", the same on all ranks; by default chosen by size. "torch" has its own.
+        protocol: "push", "pull", "in place", "two shots", "two shots in place" or "direct shots",
+            the same on all ranks; by default chosen by size. The backend "torch" has its own.
         out: tensor for the result, of the shape, dtype and device of `x`, and contiguous. It may be
             `x`. If both are of `Workspace.empty`, at the same places on all ranks, peers can write
             to `out` ("direct shots"). One that begins at no multiple of 16 bytes takes a copy. As

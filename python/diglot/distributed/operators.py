@@ -108,8 +108,6 @@ def exchange(
     space.enter()
     at = space.layout
     way = space.way(input, parts, row > 0, sum, protocol)
-    if way.protocol == "put":  # on some ranks an input may begin elsewhere
-        inputs = (aligned(input), *inputs[1:])
     call = call_number("".join((what, *words)), input.dtype, input.numel(), row, way)
     run(
         name,

@@ -37,9 +37,7 @@ REPORTED_OPS = (
     "reduce_scatter(min)",
     "all_reduce_add_rms_norm",
 )
-PROTOCOLS = (
-    "push", "pull", "in place", "put", "two shots", "two shots in place", "direct shots"
-)  # fmt: skip
+PROTOCOLS = ("push", "pull", "in place", "two shots", "two shots in place", "direct shots")
 # Bytes that a Workspace has room for by default.
 MOST_PUSHED, MOST_STAGED = 512 << 10, 16 << 20
 
@@ -244,8 +242,8 @@ class Workspace:
             raise ValueError(
                 f"all_reduce: the protocol {protocol!r} does not serve x and out: 'push' takes "
                 f"{self.layout.most_pushed} bytes at most, 'in place' another output than x, "
-                "'direct shots' an output of Workspace.empty, and all but 'push', 'pull', 'put' "
-                "and 'two shots' an x of Workspace.empty"
+                "'direct shots' an output of Workspace.empty, and all but 'push', 'pull' and 'two "
+                "shots' an x of Workspace.empty"
             )
         is_direct = protocol == "direct shots"
         is_read = is_direct or protocol.endswith("in place")

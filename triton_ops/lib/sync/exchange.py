@@ -669,8 +669,8 @@ def plan_exchange(
             PUSH_REGISTERS,
         )
         return Plan("push", (launch,), None)
-    if protocol == "put" or protocol in TWO_SHOTS:
-        raise ValueError("distributed: only all_reduce has two shots and puts")
+    if protocol in TWO_SHOTS:
+        raise ValueError("distributed: only all_reduce has two shots")
     is_staged = protocol != "in place"
     if not is_staged and parts > 1 and bytes % 16:
         raise ValueError("distributed: parts in place begin at multiples of 16 bytes")

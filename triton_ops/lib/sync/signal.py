@@ -33,16 +33,11 @@ NONE = tl.constexpr(-1)  # patience of a launch after a fault
 
 
 @triton.jit
-def begin(space, patience, epochs=1):
-    """The launch's epoch, and the patience of its waits: NONE after a wait that took too long.
-
-    The launch takes that many epochs, to signal again and again. The last program then adds them.
-    """
-    programs = tl.num_programs(0).to(tl.int64)
-    step = tl.where((tl.program_id(0) == 0) & (epochs == 1), UNIT - programs + 1, 1)
+def begin(space, patience):
+    """The launch's epoch, and the patience of its waits: NONE after a wait that took too long."""
+    others = (tl.num_programs(0) - 1).to(tl.int64)
+    step = tl.where(tl.program_id(0) == 0, UNIT - others, 1)
     before = tl.atomic_add(space + EPOCHS, step, sem="relaxed", scope="gpu")
-    if (epochs > 1) & ((before & UNIT - 1) == programs - 1):
-        tl.atomic_add(space + EPOCHS, epochs * UNIT - programs, sem="relaxed", scope="gpu")
     fault = tl.load(space + FAULT, volatile=True)
     return (before >> SHIFT) + 1, tl.where(fault != 0, NONE, patience)
 
@@ -70,15 +65,10 @@ def places(space, offset, RANKS: tl.constexpr):
 
 
 @triton.jit
-def peers(
-    space, rank, RANKS: tl.constexpr, THREADS: tl.constexpr, MEETS_ITSELF: tl.constexpr = False
-):  # fmt: skip
-    """The workspace of the peer that each thread meets, as an address; 0: it meets none.
-
-    MEETS_ITSELF: a program also waits for this rank's own.
-    """
+def peers(space, rank, RANKS: tl.constexpr, THREADS: tl.constexpr):
+    """The workspace of the peer that each thread meets, as an address; 0: it meets none."""
     peer = tl.arange(0, THREADS)  # an element for each thread
-    return tl.load(space + peer, mask=(peer < RANKS) & (MEETS_ITSELF | (peer != rank)), other=0)
+    return tl.load(space + peer, mask=(peer < RANKS) & (peer != rank), other=0)
 
 
 @triton.jit
@@ -104,20 +94,11 @@ def arrive(space, peers, PHASE: tl.constexpr, rank, call, epoch, patience):
 @triton.jit
 def wait(space, peers, PHASE: tl.constexpr, rank, OP: tl.constexpr, call, epoch, patience):
     """The second half of a meeting."""
-    program = tl.program_id(0)
-    return wait_for(program, space, peers, PHASE, rank, OP, call, epoch, patience)
-
-
-@triton.jit
-def wait_for(
-    program, space, peers, PHASE: tl.constexpr, rank, OP: tl.constexpr, call, epoch, patience
-):  # fmt: skip
-    """Waits for another program of all ranks."""
     THREADS: tl.constexpr = peers.shape[0]
     signal = epoch << SHIFT | call
     peer = tl.arange(0, THREADS)
     is_peer = peers != 0
-    place = SIGNALS + (PHASE * MOST_PROGRAMS + program) * MOST_RANKS
+    place = SIGNALS + (PHASE * MOST_PROGRAMS + tl.program_id(0)) * MOST_RANKS
     own = space + place + tl.where(is_peer, peer, 0)
     state = _await(own, signal, is_peer, patience)
     worst = tl.min(state)

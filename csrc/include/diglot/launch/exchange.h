@@ -18,11 +18,10 @@ struct Rooms {
 };
 
 struct Protocol {
-  bool is_push, is_put, is_direct, is_two_shots, is_in_place;
+  bool is_push, is_direct, is_two_shots, is_in_place;
 
   explicit Protocol(std::string_view name)
       : is_push(name == "push"),
-        is_put(name == "put"),
         is_direct(name == "direct shots"),
         is_two_shots(is_direct || name == "two shots" || name == "two shots in place"),
         is_in_place(name == "in place" || name == "two shots in place") {}
@@ -30,7 +29,6 @@ struct Protocol {
   const char* name() const {
     if (is_direct) return "direct shots";
     if (is_two_shots) return is_in_place ? "two shots in place" : "two shots";
-    if (is_put) return "put";
     return is_push ? "push" : is_in_place ? "pull in place" : "pull";
   }
 };
@@ -106,8 +104,8 @@ void plan_exchange(Planner& planner, std::string_view protocol, int64_t ranks, i
     return exchange_launch(planner, blocks, part, bytes_of_block, threads);
   };
   const int64_t pulled = pulled_at_once(ranks);
-  if (way.is_two_shots || way.is_put) {
-    throw std::invalid_argument("distributed: only all_reduce has two shots and puts");
+  if (way.is_two_shots) {
+    throw std::invalid_argument("distributed: only all_reduce has two shots");
   }
   if (way.is_push) {
     check_pushed(bytes, rooms);
@@ -150,25 +148,6 @@ void plan_two_shots(Planner& planner, std::string_view protocol, int64_t ranks, 
     }
   }
   planner.plan.variant = way.name();
-}
-
-// Plans an all-reduce of n elements of T by puts. Where a buffer does not hold what all peers send,
-// they take several launches. Calls add(how, first, count) for each range of elements.
-template <typename T, typename Add>
-void plan_put(Planner& planner, int64_t ranks, int64_t blocks, const Rooms& rooms, int64_t n,
-              Add add) {
-  const int64_t senders = std::max<int64_t>(ranks - 1, 1);
-  const int64_t most = rooms.most_staged / senders / kAccessBytes * (kAccessBytes / sizeof(T));
-  const int64_t pairs = (blocks > 0 ? blocks : planner.device.multiprocessors()) / 2;
-  for (int64_t first = 0; first < n; first += most) {
-    const int64_t count = std::min(most, n - first);
-    const int64_t bytes = count * sizeof(T);
-    Launch how = exchange_launch(planner, std::max<int64_t>(pairs, 1), bytes, pulled_at_once(ranks),
-                                 kPullThreads);
-    if (pairs > 0) how.grid.x *= 2;
-    add(how, first, count);
-  }
-  planner.plan.variant = "put";
 }
 
 }  // namespace diglot

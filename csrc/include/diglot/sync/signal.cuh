@@ -13,8 +13,7 @@
 // Signals. All blocks of a grid must run at once.
 //
 // Epochs. Each launch has a number, its epoch, which is the same on all ranks. Nobody passes it:
-// each launch adds 2^16 in all to a counter in device memory. So a CUDA graph may replay it. A
-// launch may also take several numbers, to signal again and again.
+// each launch adds 2^16 in all to a counter in device memory. So a CUDA graph may replay it.
 //
 // Meeting. Block b of each rank stores the epoch to a word of its own in every peer's space, as a
 // release at system scope. It then polls its own words for the peers' epochs, as an acquire. A word
@@ -202,20 +201,16 @@ struct Party {
 
 class Signals {
  public:
-  // All threads of a block. `epochs`: that the launch takes, at least one. meets_itself: a block
-  // also waits for this rank's own.
-  DIGLOT_DEVICE Signals(SignalSpace* space, const Party& party, int64_t epochs = 1,
-                        bool meets_itself = false)
-      : space_(space), party_(party) {
+  // All threads of a block.
+  DIGLOT_DEVICE Signals(SignalSpace* space, const Party& party) : space_(space), party_(party) {
     // These loads are in flight while the epoch is.
     const int peer = static_cast<int>(threadIdx.x);
-    const bool meets = peer < party.ranks && (meets_itself || peer != party.rank);
-    peer_ = meets ? space_of(peer) : nullptr;
+    peer_ = peer < party.ranks && peer != party.rank ? space_of(peer) : nullptr;
     // All threads must agree whether there was a fault, so one looks.
     __shared__ uint64_t epoch_and_fault;
     if (threadIdx.x == 0) {
       const uint32_t fault = *static_cast<volatile uint32_t*>(&space->fault);
-      epoch_and_fault = take_epoch(epochs) << 1 | fault;
+      epoch_and_fault = take_epoch() << 1 | fault;
     }
     __syncthreads();
     epoch_ = epoch_and_fault >> 1;
@@ -248,18 +243,15 @@ class Signals {
   // The two halves of a meeting. All threads of the block have passed a barrier before they arrive.
   // A launch after a fault arrives nowhere: a peer that still waits for the launch that failed, or
   // for one before, would take the later signal for that one's.
-  // `turn`: which of the launch's epochs.
-  DIGLOT_DEVICE void arrive(SignalPhase phase, int64_t turn = 0) {
+  DIGLOT_DEVICE void arrive(SignalPhase phase) {
     if (peer_ != nullptr && !has_failed_before()) {
-      store_release_system(&peer_->signals[phase][blockIdx.x][party_.rank], signal(turn));
+      store_release_system(&peer_->signals[phase][blockIdx.x][party_.rank], signal());
     }
   }
-  DIGLOT_DEVICE bool wait(SignalPhase phase) { return wait_for(blockIdx.x, phase, 0); }
-  // Waits for another block of all ranks.
-  DIGLOT_DEVICE bool wait_for(unsigned block, SignalPhase phase, int64_t turn) {
+  DIGLOT_DEVICE bool wait(SignalPhase phase) {
     bool have_met = true;
     if (peer_ != nullptr) {
-      have_met = await(&space_->signals[phase][block][threadIdx.x], signal(turn));
+      have_met = await(&space_->signals[phase][blockIdx.x][threadIdx.x], signal());
     }
     return __syncthreads_and(have_met) != 0;
   }
@@ -285,28 +277,20 @@ class Signals {
   static constexpr int64_t kNone = -1;  // patience of a launch after a fault
 
   // The first block adds what the others leave of 2^16. Before its own addition a block therefore
-  // finds the number of earlier epochs in the upper bits, whoever else has added. Of several epochs
-  // the last block that looks adds all.
-  DIGLOT_DEVICE uint64_t take_epoch(int64_t epochs) {
-    const bool adds_rest = blockIdx.x == 0 && epochs == 1;
-    const unsigned long long step = adds_rest ? (1ull << kShift) - (gridDim.x - 1) : 1;
-    const unsigned long long before = atomicAdd(&space_->epochs, step);
-    if (epochs > 1 && (before & ((1ull << kShift) - 1)) == gridDim.x - 1) {
-      atomicAdd(&space_->epochs, (static_cast<unsigned long long>(epochs) << kShift) - gridDim.x);
-    }
-    return (before >> kShift) + 1;
+  // finds the number of earlier launches in the upper bits, whoever else has added.
+  DIGLOT_DEVICE uint64_t take_epoch() {
+    const unsigned long long step = blockIdx.x == 0 ? (1ull << kShift) - (gridDim.x - 1) : 1;
+    return (atomicAdd(&space_->epochs, step) >> kShift) + 1;
   }
 
-  DIGLOT_DEVICE uint64_t signal(int64_t turn) const {
-    return (epoch_ + turn) << kShift | party_.call;
-  }
+  DIGLOT_DEVICE uint64_t signal() const { return epoch_ << kShift | party_.call; }
 
   DIGLOT_DEVICE bool await(const uint64_t* word, uint64_t signal) {
     Deadline deadline(party_.patience);
     for (;;) {
       const uint64_t seen = load_acquire_system(word);
-      if (seen == signal || seen >> kShift > signal >> kShift) return true;
-      const bool has_come = seen >> kShift == signal >> kShift;
+      if (seen == signal || seen >> kShift > epoch_) return true;
+      const bool has_come = seen >> kShift == epoch_;
       if (!has_come && !deadline.is_over()) continue;
       give_up(static_cast<int>(threadIdx.x), has_come);
       return false;
