@@ -13,13 +13,14 @@ from diglot.reference.matmul import matmul_oracle
 
 HALVES = [torch.bfloat16, torch.float16]
 BF16 = torch.bfloat16
-TURNS = {"products.cuda.turns": 2, "products.cuda.swap": 0}
+TURNS = {"products.cuda.turns": 2, "products.cuda.swap": 0, "products.both.row_sums": 0}
 # The ordinary tile of the same size, along all of K.
 TOGETHER = {
     "products.cuda.turns": 1,
     "products.cuda.swap": 0,
     "products.cuda.columns": 128,
     "products.cuda.split": 1,
+    "products.both.row_sums": 0,
 }
 NAME = "wgmma, tiles of 128x128"
 pytestmark = NEEDS_CUDA

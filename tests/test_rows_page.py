@@ -53,7 +53,7 @@ def variant(backend: str, is_column: bool, op: str, direction: str, dtype: str, 
     x = torch.empty(shape, dtype=getattr(torch, dtype), requires_grad=direction == "backward")
     weight = torch.empty(n if "norm" in op else 0, dtype=x.dtype)
     function = getattr(diglot, op)
-    with plan_runs(H200) as runs:
+    with plan_runs(H200) as runs, diglot.use_plans("model"):
         if "norm" not in op:
             result = function(x, 0 if is_column else -1, backend=backend)
         elif op.startswith("add"):
