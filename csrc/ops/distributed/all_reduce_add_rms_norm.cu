@@ -62,27 +62,22 @@ __global__ void __launch_bounds__(kRowThreads, blocks_on_sm(kRanks, kCount))
   }
   const bool have_met = signals.meet(kOpening);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    // Accesses whose loads are in flight at once, of the ranks' rows and of the residual. More
-    // would take too many registers.
-    constexpr int kHeld = kRanks == 2 && kIsStaged ? 4 : 2, kAdded = 2;
-    uint4 bits[kHeld][kRanks], added[kAdded];
+    // Accesses whose loads are in flight at once. More would take too many registers.
+    constexpr int kHeld = kRanks == 2 && kCount <= 4 ? kCount / 2 : 1;
+    uint4 bits[kHeld][kRanks], added[kHeld];
     const auto load_sources = [&](int k, int i) {
-      const int64_t there = row * accesses + (i < accesses ? i : 0);
+      if (i >= accesses) return;
+      added[k] = *at(residual, row, i);
       DIGLOT_UNROLL
       for (int r = 0; r < kRanks; ++r) {
-        if (r < ranks) {
-          bits[k][r] = load_at_once(reinterpret_cast<const uint4*>(owners[r]) + there);
-        }
+        bits[k][r] = reinterpret_cast<const uint4*>(owners[r])[row * accesses + i];
       }
     };
-    const auto load_residual = [&](int k, int i) {
-      added[k] = load_at_once(at(residual, row, i < accesses ? i : 0));
-    };
-    DIGLOT_UNROLL
-    for (int k = 0; k < kHeld; ++k) {
-      const int i = k * kRowThreads + static_cast<int>(threadIdx.x);
-      load_sources(k, i);
-      if (k < kAdded) load_residual(k, i);
+    if (kHeld > 1) {
+      DIGLOT_UNROLL
+      for (int k = 0; k < kHeld; ++k) {
+        load_sources(k % kHeld, k * kRowThreads + static_cast<int>(threadIdx.x));
+      }
     }
     Held<T, kElements> totals[kCount];
     float squares = 0;
@@ -90,12 +85,13 @@ __global__ void __launch_bounds__(kRowThreads, blocks_on_sm(kRanks, kCount))
     for (int k = 0; k < kCount; ++k) {
       const int i = k * kRowThreads + static_cast<int>(threadIdx.x);
       if (i >= accesses) continue;
+      if (kHeld == 1) load_sources(0, i);
       uint4(&theirs)[kRanks] = bits[k % kHeld];
       DIGLOT_UNROLL
       for (uint4& each : theirs) each = as_they_are(each);  // not unpacked before it is needed
       Vector<T, kElements> values[kRanks], addends;
       unpack_ranks(theirs, values);
-      memcpy(&addends, &added[k % kAdded], sizeof(addends));
+      memcpy(&addends, &added[k % kHeld], sizeof(addends));
       Vector<T, kElements> total;
       float sums[kElements];
       reduce_ranks<Sum>(values, ranks, have_met, sums);
@@ -110,8 +106,7 @@ __global__ void __launch_bounds__(kRowThreads, blocks_on_sm(kRanks, kCount))
       }
       totals[k] = Held<T, kElements>::make(total);
       totals[k].bits = as_they_are(totals[k].bits);
-      if (k + kHeld < kCount) load_sources(k % kHeld, i + kHeld * kRowThreads);
-      if (k + kAdded < kCount) load_residual(k % kAdded, i + kAdded * kRowThreads);
+      if (kHeld > 1 && k + kHeld < kCount) load_sources(k % kHeld, i + kHeld * kRowThreads);
     }
     // These loads are in flight while the block reduces: earlier there is no register for them.
     uint4 scales[kCount];
