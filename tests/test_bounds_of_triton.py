@@ -14,6 +14,7 @@ from clipping import clip, draw
 from norms import Norm
 
 import diglot
+from diglot.backends.tunables import use_tunables
 
 pytest.importorskip("triton.runtime.interpreter")
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here")
@@ -103,6 +104,15 @@ def test_norms(op, rows, n):
     if n < 1000:
         apart = [torch.randn(rows, 2, n + 3)[:, 0, 1:-2] for _ in Norm.draw(op, (rows, n)).arrays]
         Norm(op, apart, Norm.draw(op, (rows, n)).parameters).check("triton")
+
+
+@pytest.mark.parametrize("n", [769, 1002])
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "add_layer_norm"])
+def test_edges_of_16_bits(op, n):
+    """A group has rows that begin alike; the last row's last word reaches beyond the array."""
+    with use_tunables({"norm_backward.triton.rows_each": 1}):
+        Norm.draw(op, (17, n), torch.bfloat16).check("triton")
+    assert diglot.last_run().variant.endswith("edges apart")
 
 
 @pytest.mark.parametrize("begin", [0, 1, 6])

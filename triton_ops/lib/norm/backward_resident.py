@@ -4,7 +4,8 @@ several programs split it.
 A program walks its rows with the next ones in flight, and sums the gradients of weight and bias in
 registers. A thread has the same columns of all rows. Loads in flight are asynchronous copies to
 shared memory. These have four bytes at least, so accesses of two bytes are loaded into registers,
-one turn ahead. Twin of csrc/include/diglot/norm/backward_resident.cuh.
+one turn ahead, except edges that are read as words. Twin of
+csrc/include/diglot/norm/backward_resident.cuh.
 """
 
 import triton
@@ -16,6 +17,7 @@ from diglot.triton_ops.lib.rows.pieces import (
     copied_pieces,
     is_peeled,
     is_whole,
+    load_edges,
     load_parameter_pieces,
     load_pieces,
     piece_index,
@@ -78,21 +80,35 @@ def zeros(SIDE: tl.constexpr, SIZE: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def load_range(
-    FIRST: tl.constexpr, LAST: tl.constexpr, inputs, row, row_mask, sizes, starts, strides, shift,
-    at, begin, stop, T: tl.constexpr, RANK: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
-    VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, inputs, row, row_mask, count, sizes, starts, strides,
+    shift, at, begin, stop, T: tl.constexpr, RANK: tl.constexpr, BLOCK: tl.constexpr,
+    PIECES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of the pieces from FIRST to LAST, of one input or two, whose rows begin at `starts`."""
+    """Tiles of the pieces from FIRST to LAST, of one input or two, whose `count` rows begin at
+    `starts`.
+    """
     pieces = ()
+    # Edges of 16 bits may be words, which a pipelined loop can copy.
+    COPIED: tl.constexpr = copied_pieces(T, PIECES, VECTOR, ALIGNED)
+    WORDS: tl.constexpr = T.primitive_bitwidth == 16 and COPIED > PIECES and LAST > PIECES
+    WHOLE: tl.constexpr = PIECES if WORDS else LAST
     if FIRST < LAST:
         first = strided_offset(row, sizes, starts[0], strides[0], RANK, True) - shift
         second = first
         if len(inputs) == 2:
             second = strided_offset(row, sizes, starts[1], strides[1], RANK, True) - shift
         pieces = load_pieces(
-            FIRST, LAST, inputs, (first, first, second), (1, 1, 1), at, begin, stop, row_mask, 0.0,
+            FIRST, WHOLE, inputs, (first, first, second), (1, 1, 1), at, begin, stop, row_mask, 0.0,
             LOADS, None, T, BLOCK, PIECES, False, False, VECTOR, ALIGNED,
         )  # fmt: skip
+        if WORDS:
+            exists, is_last = row < count, row == count - 1
+            edges = (load_edges(inputs[0], first, begin, stop, exists, is_last, T, VECTOR),)
+            if len(inputs) == 2:
+                edges += (  # type: ignore[assignment]
+                    load_edges(inputs[1], second, begin, stop, exists, is_last, T, VECTOR),
+                )
+            pieces += (edges,)  # type: ignore[assignment]
     return pieces
 
 
@@ -195,15 +211,16 @@ def norm_backward_resident(
     # The sum's gradient is needed last. Programs that split a row load it before they collect.
     sum_start = 0 if grad_sum is None else starts[2] + part
     ahead = load_range(
-        COPIED, ALL_PIECES, inputs, row, row < count, sizes, in_starts, in_strides, shift,
+        COPIED, ALL_PIECES, inputs, row, row < count, count, sizes, in_starts, in_strides, shift,
         at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
     )  # fmt: skip
+    FROM: tl.constexpr = PIECES if PEELED else COPIED  # pieces of it that are loaded early
     SUMS_AHEAD: tl.constexpr = grad_sum is not None and SPLITS == 1
     sums_ahead = ()
     if SUMS_AHEAD:
         sums_ahead = load_range(
-            COPIED, ALL_PIECES, (grad_sum,), row, row < count, sizes, (sum_start,), (strides[2],),
-            shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
+            COPIED, ALL_PIECES, (grad_sum,), row, row < count, count, sizes, (sum_start,),
+            (strides[2],), shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
         )  # fmt: skip
     # Programs that split a row may publish the next row's sums before they collect the sums of this
     # row.
@@ -220,17 +237,22 @@ def norm_backward_resident(
         # one.
         LOADED: tl.constexpr = SIDE == 1 and SPLITS == 1
         held = load_range(
-            0, COPIED, inputs, row, None if LOADED else row_mask, sizes, in_starts, in_strides,
-            shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
+            0, COPIED, inputs, row, None if LOADED else row_mask, count, sizes, in_starts,
+            in_strides, shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
         ) + ahead  # fmt: skip
         ahead = load_range(
-            COPIED, ALL_PIECES, inputs, row + step, row + step < count, sizes, in_starts,
+            COPIED, ALL_PIECES, inputs, row + step, row + step < count, count, sizes, in_starts,
             in_strides, shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
         )  # fmt: skip
         held_sums = sums_ahead
-        if SUMS_AHEAD:
+        if SUMS_AHEAD and FROM < COPIED:
+            held_sums = load_range(
+                FROM, ALL_PIECES, (grad_sum,), row, row_mask, count, sizes, (sum_start,),
+                (strides[2],), shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
+            )  # fmt: skip
+        elif SUMS_AHEAD:
             sums_ahead = load_range(
-                COPIED, ALL_PIECES, (grad_sum,), row + step, row + step < count, sizes,
+                COPIED, ALL_PIECES, (grad_sum,), row + step, row + step < count, count, sizes,
                 (sum_start,), (strides[2],), shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR,
                 ALIGNED,
             )  # fmt: skip
@@ -258,7 +280,7 @@ def norm_backward_resident(
                     center, before_center = before_center, center
             if grad_sum is not None and PHASE != 1:
                 held_sums = load_range(
-                    COPIED, ALL_PIECES, (grad_sum,), row, row_mask, sizes, (sum_start,),
+                    FROM, ALL_PIECES, (grad_sum,), row, row_mask, count, sizes, (sum_start,),
                     (strides[2],), shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
                 )  # fmt: skip
             if PHASE != 1:
@@ -302,7 +324,7 @@ def norm_backward_resident(
                         VECTOR, PEELED,
                     ),
                     T, VECTOR, is_whole(p, PIECES, VECTOR, ALIGNED, False),
-                    held_sums[p - COPIED][0] if grad_sum is not None and p >= COPIED else None,
+                    held_sums[p - FROM][0] if grad_sum is not None and p >= FROM else None,
                 )  # fmt: skip
             if WEIGHT:
                 by_weight = new_weight

@@ -306,11 +306,43 @@ def map_piece(
 @triton.constexpr_function
 def copied_pieces(dtype, pieces, vector, aligned):
     """How many pieces of rows a pipelined loop can load by asynchronous copies. These have four
-    bytes at least; further pieces have accesses of two bytes.
+    bytes at least. Edges of smaller elements can be read as words (`load_edges`), which takes more
+    registers than rows of many pieces leave.
     """
     if aligned or dtype.primitive_bitwidth > 16:
         return pieces_of(pieces, vector, aligned, False)
-    return pieces if vector > 1 else 0
+    return pieces + (pieces <= 4) if vector > 1 else 0
+
+
+@triton.jit
+def load_edges(
+    pointer, firsts, begin, end, row_mask, is_last, T: tl.constexpr, VECTOR: tl.constexpr
+):
+    """The edges of peeled rows of 16 bits, read as words of four bytes.
+
+    Args:
+        firsts: the multiple of 16 bytes at or before each row's start.
+        is_last: which rows end an array. No word is read that reaches beyond it.
+    """
+    index = piece_index(0, 0, begin, end, 0, 0, VECTOR)
+    exists = (index >= begin[:, None]) & (index < end[:, None]) & row_mask[:, None]
+    first, last = whole_accesses(begin, end, VECTOR)
+    word = tl.arange(0, 2 * VECTOR)[None, :]
+    number = tl.where(word < VECTOR, first[:, None], last[:, None]) + 2 * (word - VECTOR)
+    is_word = (number + 1 >= begin[:, None]) & (number < end[:, None]) & row_mask[:, None]
+    words = tl.load(
+        (pointer + firsts)[:, None].to(tl.pointer_type(tl.uint32), bitcast=True) + number // 2,
+        mask=is_word & ~(is_last[:, None] & (number + 1 == end[:, None])), other=0,
+        eviction_policy=LOADS,
+    )  # fmt: skip
+    low, high = (words & 0xFFFF).to(tl.uint16), (words >> 16).to(tl.uint16)
+    bits = tl.reshape(tl.join(low, high), index.shape)
+    tile = tl.where(exists, bits, 0).to(tl.uint16).to(T, bitcast=True)
+    is_alone = exists & is_last[:, None] & (index % 2 == 0) & (index + 1 == end[:, None])
+    alone = tl.load(
+        (pointer + firsts)[:, None] + index, mask=is_alone, other=0.0, eviction_policy=LOADS
+    )
+    return tl.where(is_alone, alone, tile)
 
 
 @triton.jit
