@@ -196,21 +196,21 @@ def measured_on(reports: Sequence[Mapping[str, Any]]) -> str:
     words = {"driver": "driver", "torch": "torch", "triton": "Triton"}
     versions = [f"{words[n]} {all_of(r['versions'].get(n) for r in reports)}" for n in words]
     dates = sorted({report["date"] for report in reports})
-    return ", ".join(
+    whole = ", ".join(
         (
             all_of(report["gpu"] for report in reports),
             *versions,
             dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
             f"commit {all_of(report['commit'][:12] for report in reports)}",
-            *filter(None, [incomplete(reports)]),
         )
     )
+    return ". ".join(filter(None, [whole, incomplete(reports)]))
 
 
 def incomplete(reports: Iterable[Mapping[str, Any]]) -> str:
     """The reports that lack a part, since the run was ended; "" if none does."""
     parts = [f"{of['op']} ({of['incomplete']})" for of in reports if of.get("incomplete")]
-    return f"incomplete: {', '.join(parts)}" if parts else ""
+    return f"Incomplete: {', '.join(parts)}" if parts else ""
 
 
 def no_time(row: Row) -> str:

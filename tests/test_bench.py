@@ -466,7 +466,7 @@ def test_documents_tell_what_is_incomplete():
     whole = {**facts, "op": "toy", "rows": []}
     part = {**whole, "op": "game", "incomplete": "2 of 6 cases"}
     for made in (standing.markdown, ranking.markdown):
-        assert "commit fed, incomplete: game (2 of 6 cases)." in made([whole, part])
+        assert "commit fed. Incomplete: game (2 of 6 cases)." in made([whole, part])
         assert "incomplete" not in made([whole])
 
 

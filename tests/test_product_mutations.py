@@ -130,7 +130,7 @@ AROUND_FAULTS = {
     "the previous tile's epilogue": Fault(
         "input_batch_strides)), row,", "input_batch_strides)), row % Shape::kRows,"
     ),
-    "no activation": Fault("part[i] = activate<kActivation, T>(part[i])", "part[i] += 0"),
+    "no activation": Fault("sum = activate<decltype(constant)::value, T>(sum);", "sum += 0;"),
 }
 # With the sums of A's rows.
 SUMMED_FAULTS = {

@@ -268,7 +268,7 @@ def test_a_run_that_was_ended_is_told(write):
     text = page_text(write(part), write(benchmark(row(op="add"), op="add"), "add.json")).text
     assert "gelu.json (incomplete: 2 of 6 cases)" in text  # in the table of files
     assert "1 measurements, commit abc, 2026-01-02. Incomplete: 2 of 6 cases." in text
-    assert "It is incomplete: gelu (2 of 6 cases)." in text  # the ranking
+    assert "Incomplete: gelu (2 of 6 cases)." in text  # the ranking
 
 
 def test_stale_or_not(write):

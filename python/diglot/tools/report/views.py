@@ -147,9 +147,7 @@ def _ranking(
         f"Our kernels beside the best peer. {standing.MEANING}": Table(
             standing.HEADER, standing.lines(reports)
         ),
-        f"{words} It is {missing}." if missing else words: Table(
-            _columns(ranking.header(names)), cases
-        ),
+        f"{words} {missing}." if missing else words: Table(_columns(ranking.header(names)), cases),
         RULE: Table(_columns(ranking.LINES_HEADER), lines),
     }
     noise = f"{ranking.NOISE:.0%}, or bands that overlap"
