@@ -31,8 +31,8 @@ def of_triton(file: str, right: str, wrong: str, tests: str) -> Fault:
 TRITON = {
     "later slices add nothing": of_triton(
         TRITON_GROUPS,
-        "    if LATER:\n        total",
-        "    if False:\n        total",
+        "        if LATER:\n            total",
+        "        if False:\n            total",
         "test_norm_slices",
     ),
     "later slices begin anew, in tiles": of_triton(
@@ -79,7 +79,11 @@ CUDA = {
         "test_norm_slices",
     ),
     "groups that nobody wrote": Fault(
-        GROUPS, "if (number >= groups)", "if (number > groups)", "layer_norm", "test_uninitialized"
+        GROUPS,
+        "if (group + load * parts < groups)",
+        "if (group + load * parts <= groups)",
+        "layer_norm",
+        "test_uninitialized",
     ),
     "a word's first element is another lane's": Fault(
         UNITS,
@@ -90,8 +94,8 @@ CUDA = {
     ),
     "elements behind a row count": Fault(
         UNITS,
-        "left < 0 ? 0 : left",
-        "16",
+        ": left < kAccessBytes ? left",
+        ": left < kAccessBytes ? kAccessBytes",
         "layer_norm",
         "test_norm_backward_shapes",
     ),

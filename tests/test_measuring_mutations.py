@@ -16,7 +16,7 @@ pytestmark = [
 STORE = "python/diglot/backends/store.py"
 TUNE = "python/diglot/tools/tune.py"
 MEASURE = "python/diglot/tools/measure.py"
-NEAREST = "        nearest = min(\n            near or alike,\n"
+DISTANCE = "(math.dist(theirs, logarithms), "
 
 
 def fault(file: str, right: str, wrong: str, tests: str, chosen: str) -> Fault:
@@ -27,9 +27,8 @@ FAULTS = {
     "none": fault(STORE, "\n", "\n", "test_store", "nearest_is_nearest or old_times"),
     "the nearest shape is the floor": fault(
         STORE,
-        NEAREST,
-        "        below = [e for e in near if e.problem.shape <= problem.shape]\n"
-        + NEAREST.replace("near or", "below or near or"),
+        DISTANCE,
+        DISTANCE.replace("ms)", "ms) + 99 * (entry.problem.shape > problem.shape)"),
         "test_store",
         "nearest_is_nearest",
     ),

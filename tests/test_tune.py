@@ -126,6 +126,8 @@ def test_long_sums_of_tensor_cores_may_differ_more():
     for wrong, terms in ((0.026, 0), (0.026, 1024), (1.0, 18432)):
         with pytest.raises(ValueError, match="differ by"):
             tune._check([right[0] + wrong], right, terms)
+    with pytest.raises(ValueError, match="differ by"):
+        tune._check([right[0].double() + 1e-6], [right[0].double()], 18432)
 
 
 def test_a_plan_without_room_is_skipped_and_said(gpu, monkeypatch):

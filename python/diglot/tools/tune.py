@@ -312,7 +312,8 @@ def _check(outputs: Sequence[Tensor], expected: Sequence[Tensor], terms: int = 0
     for output, right in zip(outputs, expected, strict=True):
         if not output.is_floating_point() or not output.numel():
             continue
-        roundings = ALLOWED * torch.finfo(output.dtype).eps + cut
+        is_double = output.dtype == torch.float64  # which tensor cores do not cut
+        roundings = ALLOWED * torch.finfo(output.dtype).eps + (0 if is_double else cut)
         allowed = roundings * right.abs().amax().double()
         error = (output.double() - right.double()).abs().amax()
         if not error <= allowed:  # NaN too

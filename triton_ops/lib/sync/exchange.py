@@ -1,5 +1,5 @@
 """The exchange of data between ranks: by a push of packets, by a pull from workspaces, or by two
-pulls. Twin of csrc/include/diglot/sync/exchange.cuh.
+shots. Twin of csrc/include/diglot/sync/exchange.cuh.
 
 Each rank takes n elements of every rank, and reduces them, or stores them one behind the other. All
 read the same elements, or rank r reads part r of several parts. Part p begins `pitch` elements

@@ -192,7 +192,7 @@ inline TensorCorePlanner& wide_planner() {
   return planner;
 }
 
-// Plans products that also sum A's rows, where measured numbers ask for it.
+// Plans products that also sum A's rows, where numbers ask for it, or a model.
 inline TensorCorePlanner& row_sums_planner() {
   static TensorCorePlanner planner = nullptr;
   return planner;

@@ -1,5 +1,5 @@
 // The exchange of data between ranks: by a push of packets, by a pull from workspaces, or by two
-// pulls. What a rank does with the ranks' data is a `Work`. Twin of
+// shots. What a rank does with the ranks' data is a `Work`. Twin of
 // triton_ops/lib/sync/exchange.py.
 //
 //   struct Work {
@@ -407,9 +407,9 @@ enum class Shots { kStaged, kInPlace, kDirect };
 // while others still read it.
 //
 // If staged, nobody reads a peer's input: each rank stores what belongs to a peer's part in that
-// peer's buffer, in the sender's place. A buffer is written again two launches later. By then all
-// ranks have ended the launch between, in which each waited for all others. After a fault a rank
-// waits for nobody, so it stores nothing and arrives nowhere.
+// peer's buffer, in the sender's place. A buffer is written again two launches later. By then this
+// rank has ended the launch between, in which it waited for all others: so they have ended the one
+// before. After a fault a rank waits for nobody, so it stores nothing and arrives nowhere.
 //
 // Direct shots need no second pull: each rank stores its part in all ranks' outputs. A block that
 // lacks data stores none, and does not come to the second meeting. So its peers lack theirs, too.
