@@ -112,10 +112,9 @@ def quack(
     operands: Callable[[Case, Tensors], tuple[Any, ...]] | None = None,
 ) -> None:
     """Adds QuACK's product. Its tuner would compile dozens of kernels for each case."""
-    how = {"tuned": False}
     add = benchmark.peer("quack", "quack.gemm_interface", takes=takes, operands=operands)
-    add(lambda library: {"forward": functools.partial(library.gemm, **how)})
-    benchmark.how["quack"] = "default configuration: of QuACK's own choice, not tuned by case"
+    add(lambda library: {"forward": functools.partial(library.gemm, tuned=False)})
+    benchmark.how["quack"] = "not tuned: QuACK's default configuration"
 
 
 def with_plans(numbers: Mapping[str, int], call: Call) -> Call:
