@@ -228,7 +228,12 @@ def test_a_measured_split_is_taken_unless_bits_must_not_depend_on_rows(backend, 
             diglot.matmul(x, y, backend=backend, **how)
         return runs[0].plan
 
-    before = plan_of(), plan_of(batch_invariant=True)
+    try:
+        before = plan_of(), plan_of(batch_invariant=True)
+    except ValueError as error:  # the quick build of the tests leaves float16 out
+        if dtype != torch.float16 or "this build has kernels for" not in str(error):
+            raise
+        pytest.skip(str(error))
     (choice,) = before[0].choices
     assert choice.problem.dtypes == ("bfloat16",) and not before[1].choices
     split = {f"products.{backend}.split": 2}
