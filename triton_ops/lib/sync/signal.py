@@ -26,9 +26,10 @@ MOST_RANKS = tl.constexpr(8)
 MOST_PROGRAMS = tl.constexpr(256)
 OPENING, CLOSING = tl.constexpr(0), tl.constexpr(1)
 # Words of 64 bits at the beginning of a workspace; before them lie all workspaces' addresses.
-REPORT, EPOCHS, FAULT, SIGNALS = (tl.constexpr(word) for word in (64, 65, 66, 128))
+REPORT, EPOCHS, SIGNALS = (tl.constexpr(word) for word in (64, 65, 128))
 # A grid has less than 2^16 programs. A signal has 16 bits for the call.
 SHIFT, UNIT = tl.constexpr(16), tl.constexpr(1 << 16)
+FAULT = tl.constexpr(-(1 << 63))  # the highest bit of EPOCHS
 NONE = tl.constexpr(-1)  # patience of a launch after a fault
 
 
@@ -38,8 +39,7 @@ def begin(space, patience):
     others = (tl.num_programs(0) - 1).to(tl.int64)
     step = tl.where(tl.program_id(0) == 0, UNIT - others, 1)
     before = tl.atomic_add(space + EPOCHS, step, sem="relaxed", scope="gpu")
-    fault = tl.load(space + FAULT, volatile=True)
-    return (before >> SHIFT) + 1, tl.where(fault != 0, NONE, patience)
+    return ((before & ~FAULT) >> SHIFT) + 1, tl.where(before < 0, NONE, patience)
 
 
 @triton.jit
@@ -106,14 +106,13 @@ def wait(space, peers, PHASE: tl.constexpr, rank, OP: tl.constexpr, call, epoch,
     if worst < 1:
         missing = tl.min(tl.where(state == worst, peer, THREADS))
         give_up(space, rank, OP, epoch, missing, worst == 0)
-    return worst == 1
+    return (worst == 1) & (patience != NONE)
 
 
 @triton.jit
 def give_up(space, rank, OP: tl.constexpr, epoch, peer, has_come):
     """Records that this program has waited too long for a peer."""
-    fault = (space + FAULT).to(tl.pointer_type(tl.int32))
-    if tl.atomic_cas(fault, 0, 1, sem="relaxed", scope="gpu") == 0:
+    if tl.atomic_or(space + EPOCHS, FAULT, sem="relaxed", scope="gpu") >= 0:
         report = tl.load(space + REPORT).to(tl.pointer_type(tl.int64))
         tl.store(report + 1, rank.to(tl.int64))
         tl.store(report + 2, tl.full((), OP, tl.int64))

@@ -26,7 +26,8 @@
 // epoch, so that nobody clears a packet.
 //
 // Patience. Every wait ends: after `patience` nanoseconds a block gives up. The first that does so
-// writes to the report who waited for whom. Later waits on the same workspace give up at once.
+// writes to the report who waited for whom. It also marks the counter of launches, so that all
+// threads of a later block learn of the fault with their epoch. Their waits fail at once.
 #pragma once
 
 #include "diglot/platform.cuh"
@@ -58,9 +59,8 @@ struct SignalReport {
 struct SignalSpace {
   uint64_t addresses[64];  // of all ranks' workspaces, as this rank's GPU sees them
   SignalReport* report;
-  unsigned long long epochs;  // launches until now, times 2^16
-  uint32_t fault;             // 1: a wait took too long
-  uint32_t unused[123];
+  unsigned long long epochs;  // launches until now, times 2^16; the highest bit marks a fault
+  uint64_t unused[62];
   uint64_t signals[kSignalPhases][kMostSignalBlocks][kMostRanks];  // by the rank that sets them
 };
 static_assert(sizeof(SignalSpace) == 1024 + 8 * kSignalPhases * kMostSignalBlocks * kMostRanks);
@@ -206,15 +206,11 @@ class Signals {
     // These loads are in flight while the epoch is.
     const int peer = static_cast<int>(threadIdx.x);
     peer_ = peer < party.ranks && peer != party.rank ? space_of(peer) : nullptr;
-    // All threads must agree whether there was a fault, so one looks.
-    __shared__ uint64_t epoch_and_fault;
-    if (threadIdx.x == 0) {
-      const uint32_t fault = *static_cast<volatile uint32_t*>(&space->fault);
-      epoch_and_fault = take_epoch() << 1 | fault;
-    }
+    __shared__ unsigned long long epochs;
+    if (threadIdx.x == 0) epochs = take_epoch();
     __syncthreads();
-    epoch_ = epoch_and_fault >> 1;
-    if ((epoch_and_fault & 1) != 0) party_.patience = kNone;
+    epoch_ = ((epochs & ~kFault) >> kShift) + 1;
+    if ((epochs & kFault) != 0) party_.patience = kNone;
   }
 
   DIGLOT_DEVICE uint64_t epoch() const { return epoch_; }
@@ -249,8 +245,8 @@ class Signals {
     }
   }
   DIGLOT_DEVICE bool wait(SignalPhase phase) {
-    bool have_met = true;
-    if (peer_ != nullptr) {
+    bool have_met = !has_failed_before();
+    if (peer_ != nullptr && have_met) {
       have_met = await(&space_->signals[phase][blockIdx.x][threadIdx.x], signal());
     }
     return __syncthreads_and(have_met) != 0;
@@ -259,7 +255,7 @@ class Signals {
   // Records that this block has waited too long for a peer.
   DIGLOT_DEVICE void give_up(int peer, bool has_come = false) {
     if (party_.patience != kNone) party_.patience = 0;
-    if (atomicCAS(&space_->fault, 0u, 1u) != 0) return;
+    if ((atomicOr(&space_->epochs, kFault) & kFault) != 0) return;
     SignalReport* const report = space_->report;
     report->rank = party_.rank;
     report->op = party_.op;
@@ -272,15 +268,16 @@ class Signals {
   }
 
  private:
-  // A grid has less than 2^16 blocks. Epochs have 48 bits, and a signal has 16 more for the call.
+  // A grid has less than 2^16 blocks. Epochs have 47 bits, and a signal has 16 more for the call.
   static constexpr int kShift = 16;
+  static constexpr unsigned long long kFault = 1ull << 63;
   static constexpr int64_t kNone = -1;  // patience of a launch after a fault
 
   // The first block adds what the others leave of 2^16. Before its own addition a block therefore
   // finds the number of earlier launches in the upper bits, whoever else has added.
-  DIGLOT_DEVICE uint64_t take_epoch() {
+  DIGLOT_DEVICE unsigned long long take_epoch() {
     const unsigned long long step = blockIdx.x == 0 ? (1ull << kShift) - (gridDim.x - 1) : 1;
-    return (atomicAdd(&space_->epochs, step) >> kShift) + 1;
+    return atomicAdd(&space_->epochs, step);
   }
 
   DIGLOT_DEVICE uint64_t signal() const { return epoch_ << kShift | party_.call; }
