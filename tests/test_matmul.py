@@ -97,17 +97,50 @@ def test_blocks_have_several_tiles():
     assert torch.equal(result, matmul_oracle(a, b).bfloat16())
 
 
-@pytest.mark.parametrize("columns", [64, 96, 224])
+# The tile, the blocks that share tiles, as the tunable says, and as the plan's name does.
+SHARING = [
+    (64, 2, "128x64, in clusters of 2x1"),
+    (96, 4, "128x96, in clusters of 4x1"),
+    (224, 12, "128x224, in clusters of 2x2"),
+    (64192, 14, "64x192, in clusters of 4x2"),
+    (64064, 0, "64x64, exchanged, in clusters of 4x2"),
+    (64064, 4, "64x64, exchanged, in clusters of 4x1"),
+    (64064, 11, "64x64, exchanged, in clusters of 1x2"),
+    (64064, 1, "64x64, exchanged"),
+]
+
+
+@pytest.mark.parametrize(("columns", "cluster", "name"), SHARING)
 @needs_cuda
-def test_clusters_in_cuda(columns):
-    """Two blocks share tiles of B, of both layouts. The last pair of tiles may have one alone."""
-    numbers = {"products.cuda.cluster": 2, "products.cuda.columns": columns}
-    for m, layout in ((300, "NT"), (520, "NN")):
-        a, b = operands(m, 264, 136, layout, torch.bfloat16, integers)
+def test_clusters_in_cuda(columns, cluster, name):
+    """Blocks share tiles of both layouts. The last cluster may have tiles beyond C."""
+    numbers = {"products.cuda.cluster": cluster, "products.cuda.columns": columns}
+    for m, n, layout in ((400, 264, "NT"), (408, 456, "TN")):
+        a, b = operands(m, n, 136, layout, torch.bfloat16, integers)
         with diglot.use_plans(numbers):
             result = diglot.matmul(a, b, backend="cuda")
-        assert variant() == f"wgmma, tiles of 128x{columns}, in clusters"
+        assert variant() == f"wgmma, tiles of {name}"
         assert torch.equal(result, matmul_oracle(a, b).bfloat16())
+
+
+@needs_cuda
+def test_clusters_of_a_batch_in_cuda():
+    """Matrices of a batch, of C that TMA cannot store, and an activation."""
+    numbers = {"products.cuda.cluster": 14, "products.cuda.columns": 64064}
+    a, b = (
+        integers(2, 3, 72, 136, dtype=torch.bfloat16),
+        integers(2, 3, 136, 72, dtype=torch.bfloat16),
+    )
+    weight, bias = integers(203, 136, dtype=torch.bfloat16), integers(203, dtype=torch.bfloat16)
+    with diglot.use_plans(numbers):
+        product = diglot.matmul(a, b, backend="cuda")
+        assert variant() == "wgmma, tiles of 64x64, exchanged, in clusters of 2x2"
+        layer = diglot.linear(a, weight, bias, activation="relu", backend="cuda")
+    last = diglot.last_run()
+    assert last is not None and last.variant.endswith("64x64, exchanged, in clusters of 4x2")
+    assert torch.equal(product, matmul_oracle(a, b).bfloat16())
+    expected = (a.double() @ weight.double().mT + bias.double()).relu()
+    assert torch.equal(layer, expected.bfloat16())
 
 
 @pytest.mark.parametrize("wide", [False, True])

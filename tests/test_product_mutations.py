@@ -17,7 +17,7 @@ HEADERS = [
 ]
 KERNELS = ROOT / "tests/planted/tensor_cores.cu"
 WHOLE, SPLIT, AROUND = (136, 136, 616), (40, 136, 1160), (136, 136, 152)  # M, N, K
-MEETING, TURNS = (136, 136, 680), (136, 264, 392)
+MEETING, SHARING, TURNS = (136, 136, 680), (72, 264, 616), (136, 264, 392)
 SUMMED, SUMMED_PARTS = (136, 136, 328), (136, 136, 456)
 SEEDS = range(4)
 pytestmark = [
@@ -33,7 +33,7 @@ FAULTS = {
     "phase": Fault("full[ring.stage].wait(ring.parity);", "full[ring.stage].wait(0);"),
     "no wait for the stage": Fault("full[ring.stage].wait(ring.parity);", ""),
     "no wait for its release": Fault(
-        "cluster == 1 ? free.wait(ring.parity ^ 1) : free.wait_for_cluster(ring.parity ^ 1);", ""
+        "is_alone ? free.wait(ring.parity ^ 1) : free.wait_for_cluster(ring.parity ^ 1);", ""
     ),
     "release before the products end": Fault("wgmma_wait<1>();", "wgmma_wait<2>();"),
     "bytes": Fault("arrive_expect(Shape::kBytesA + bytes_b)", "arrive_expect(Shape::kBytesA)"),
@@ -90,6 +90,37 @@ MEETING_FAULTS = {
     "no wait for other blocks": Fault("are_there.wait_for_cluster(0);", ""),
     "its own sums alone": Fault("dsmem(own, other)", "own"),
     "memory ends while others read it": Fault("cluster.arrive<true>();\n  cluster.wait();", ""),
+}
+# Of clusters whose blocks share tiles of A and of B.
+SHARING_FAULTS = {
+    "none, in clusters that share": NO_FAULT,
+    "a share in the first one's place": Fault("tile + first * kLineBytes, full", "tile, full"),
+    "another share": Fault("{depth, side + first,", "{depth, side,"),
+    "a share of A in the first one's place": Fault("+ line * kLineBytes, full", ", full"),
+    "another share of A": Fault("{side + first, depth + line,", "{side + first, depth,"),
+    "a share for one block": Fault(
+        "below << sharing.rows * sharing.column()", "1 << sharing.rank()"
+    ),
+    "a share of A for one block": Fault("beside << sharing.row()", "1 << sharing.rank()"),
+    "no stage is handed to the other column": Fault(
+        "rows * (1 - column) + row", "rows * column + row"
+    ),
+    "stages are handed to few": Fault("return rows + columns - 1;", "return rows;"),
+    "a stage is filled before all have used it": Fault(
+        "Cluster{sharing.blocks(), true, sharing.receivers()}",
+        "Cluster{sharing.blocks(), true, 4}",
+    ),
+    "the first column's tile": Fault(
+        "+ sharing.column()) * Shape::kColumns;", ") * Shape::kColumns;"
+    ),
+    "a wait of the block's scope": Fault(
+        "is_alone ? free.wait(ring.parity ^ 1) : free.wait_for_cluster(ring.parity ^ 1);",
+        "free.wait(ring.parity ^ 1);",
+    ),
+    "shares before the others' barriers": Fault(
+        "if (cluster.shares) cluster.wait();\n    if constexpr (Shape::kMovesRegisters) release",
+        "if constexpr (Shape::kMovesRegisters) release",
+    ),
 }
 # Of consumers that take turns. A block has three tiles, so its consumers have two and one.
 TURNS_FAULTS = {
@@ -160,7 +191,7 @@ SUMMED_PARTS_FAULTS = {
         "if (decltype(to_all)::value) { all[i] = one; } else if (i < kProduct) { one = all[i]; }",
     ),
 }
-ALL = FAULTS | SPLIT_FAULTS | MEETING_FAULTS | TURNS_FAULTS | AROUND_FAULTS
+ALL = FAULTS | SPLIT_FAULTS | MEETING_FAULTS | SHARING_FAULTS | TURNS_FAULTS | AROUND_FAULTS
 ALL |= SUMMED_FAULTS | SUMMED_PARTS_FAULTS
 
 
@@ -173,7 +204,7 @@ def test_a_fault_is_found(name, tmp_path):
     fault = ALL[name]
     run = plant(fault, HEADERS, KERNELS, tmp_path)
     groups = {WHOLE: FAULTS, SPLIT: SPLIT_FAULTS, MEETING: MEETING_FAULTS}
-    groups |= {TURNS: TURNS_FAULTS, AROUND: AROUND_FAULTS}
+    groups |= {SHARING: SHARING_FAULTS, TURNS: TURNS_FAULTS, AROUND: AROUND_FAULTS}
     groups |= {SUMMED: SUMMED_FAULTS, SUMMED_PARTS: SUMMED_PARTS_FAULTS}
     (m, n, k) = next(sizes for sizes, faults in groups.items() if name in faults)
     a, b = integers(m, k), integers(k, n)

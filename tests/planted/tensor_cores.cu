@@ -34,9 +34,11 @@ TensorMap map_of(const void* matrix, int rows, int columns, int box_columns, int
 
 // Twice, with the same scratch: what the first launch leaves there is what the second finds.
 // With kHasAround, A's first row is a bias, and its first columns are the input, with beta = -2.
-// With kMeets, clusters have the parts of tiles.
+// With kMeets, clusters have the parts of tiles. Otherwise kSharingRows x kSharingColumns blocks
+// share tiles.
 template <typename Shape, int kM, int kN, int kK, int kParts, unsigned kBlocks,
-          bool kHasAround = false, bool kMeets = false>
+          bool kHasAround = false, bool kMeets = false, int kSharingRows = 1,
+          int kSharingColumns = 1>
 constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   constexpr bool kIsExchanged = Shape::kIsExchanged;
   constexpr int kRows = kIsExchanged ? kN : kM, kColumns = kIsExchanged ? kM : kN;  // of tiles
@@ -44,12 +46,15 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   Epilogue<bfloat16> epilogue{kM, kN, 1, -2, beside, 1, beside, {kK, 1}};
   if (kHasAround) epilogue.activation = Activation::kRelu;
   epilogue.c = reinterpret_cast<bfloat16*>(out), epilogue.strides = {kN, 1};
-  const TileSchedule tiles{(kRows + Shape::kRows - 1) / Shape::kRows,
-                           (kColumns + Shape::kColumns - 1) / Shape::kColumns, 1, 2};
+  const Sharing sharing{kSharingRows, kSharingColumns};
+  constexpr int kClusterRows = kSharingRows * Shape::kRows;
+  constexpr int kClusterColumns = kSharingColumns * Shape::kColumns;
+  const TileSchedule tiles{(kRows + kClusterRows - 1) / kClusterRows,
+                           (kColumns + kClusterColumns - 1) / kClusterColumns, 1, 2};
   const WgmmaProduct product{kIsExchanged ? Major::kMn : Major::kK,
                              kIsExchanged ? Major::kK : Major::kMn,
                              {tiles, (kK + Shape::kDepth - 1) / Shape::kDepth, kParts},
-                             /*cluster=*/1,
+                             sharing,
                              kMeets,
                              1,
                              {},
@@ -58,9 +63,10 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
                              true,
                              {},
                              {}};
-  const TensorMap a =
-      map_of(in, kM, kK, 64, kIsExchanged ? Shape::kColumns : Shape::kRows, Swizzle::k128);
-  const TensorMap b = map_of(in + kM * kK / 2, kK, kN, 64, Shape::kDepth, Swizzle::k128);
+  const int of_a = kIsExchanged ? Shape::kColumns / kSharingRows : Shape::kRows / kSharingColumns;
+  const int of_b = Shape::kDepth / (kIsExchanged ? kSharingColumns : kSharingRows);
+  const TensorMap a = map_of(in, kM, kK, 64, of_a, Swizzle::k128);
+  const TensorMap b = map_of(in + kM * kK / 2, kK, kN, 64, of_b, Swizzle::k128);
   std::vector<float> scratch(kSplitCounters +
                              product.schedule.count() * Shape::kRows * Shape::kColumns);
   const auto range = [](const void* begin, int64_t bytes) {
@@ -72,7 +78,7 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
        range(scratch.data(), 4 * static_cast<int64_t>(scratch.size()))});
   Launch how{kBlocks, Shape::kThreads};
   how.shared_bytes = sizeof(typename Shape::Shared);
-  how.cluster_blocks = kMeets ? kParts : 1;
+  how.cluster_blocks = kMeets ? kParts : sharing.blocks();
   for (int launches = 0; launches < 2; ++launches) {
     std::fill_n(out, kM * kN / 2, -1.0f);
     const TensorMap c =
@@ -102,7 +108,7 @@ constexpr Start start_sums = [](const Launch&, const float* in, float* out) {
   const WgmmaProduct product{Major::kMn,
                              Major::kMn,
                              {tiles, (kK + Summed::kDepth - 1) / Summed::kDepth, kParts},
-                             /*cluster=*/1,
+                             /*sharing=*/{},
                              /*meets=*/false,
                              1,
                              {},
@@ -139,6 +145,9 @@ const std::vector<Entry> kernels = {
     {"136x136x152", start_product<WgmmaShape<bfloat16, 128>, 136, 136, 152, 1, 2, true>},
     {"40x136x1160", start_product<WgmmaShape<bfloat16, 32, true>, 40, 136, 1160, 3, 5>},
     {"136x136x680", start_product<WgmmaShape<bfloat16, 128>, 136, 136, 680, 3, 12, false, true>},
+    // A cluster of 4 x 2 blocks has ten tiles, the last of them beyond edges.
+    {"72x264x616",
+     start_product<WgmmaShape<bfloat16, 64, true>, 72, 264, 616, 1, 8, false, false, 4, 2>},
     // Three tiles for each block, so its consumers have two and one.
     {"136x264x392",
      start_product<WgmmaShape<bfloat16, 128, false, true, true>, 136, 264, 392, 1, 2>},

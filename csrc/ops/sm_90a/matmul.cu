@@ -41,6 +41,9 @@ namespace {
 
 using namespace diglot;
 
+// The number of tiles of 64 x 64 whose operands are exchanged, where they do not hold all rows.
+constexpr int kNarrowOfMany = 64064;
+
 // A compiled kernel, by the sides of its tiles, and how it is used.
 struct Variant {
   int rows, columns;
@@ -48,14 +51,19 @@ struct Variant {
   bool takes_turns;                                  // whether consumers do
   int parts = 1;                                     // of K
   bool meets = false;                                // whether a cluster has the parts of a tile
-  int cluster = 1;                                   // blocks that share tiles of B
+  Sharing sharing;                                   // blocks that share tiles
   double time = std::numeric_limits<double>::max();  // nanoseconds, by the model
 
   // Warpgroups that multiply.
   int consumers() const { return takes_turns ? 2 : rows / 64; }
   bool is_narrow() const { return is_exchanged && columns <= 64; }
-  // Its place in tables of tunables.
+  // Its number in tables of tunables.
   int number() const { return rows == 128 || is_narrow() ? columns : 1000 * rows + columns; }
+  // What asks for it. A narrow tile that does not hold all rows of a product has a number of its
+  // own.
+  int asked_number(int64_t m) const {
+    return columns < m && is_narrow() ? kNarrowOfMany : number();
+  }
   int64_t bytes_of_sums() const { return int64_t{4} * rows * columns; }
 };
 
@@ -77,7 +85,11 @@ std::string name_of(const Variant& variant) {
   std::string name = "wgmma, tiles of ";
   name += variant.is_exchanged ? columns + "x" + rows + ", exchanged" : rows + "x" + columns;
   if (variant.takes_turns) name += ", in turns";
-  if (variant.cluster > 1) name += ", in clusters";
+  const Sharing sharing = variant.sharing;
+  if (sharing.blocks() > 1) {
+    name +=
+        ", in clusters of " + std::to_string(sharing.rows) + "x" + std::to_string(sharing.columns);
+  }
   if (variant.parts == 1) return name;
   name += ", K in " + std::to_string(variant.parts) + " parts";
   return variant.meets ? name + " of a cluster" : name;
@@ -102,21 +114,25 @@ int64_t memory_of(const Product& product, int64_t m) {
   return product.batches.numel * elements * size_of(product.c->dtype);
 }
 
-// The blocks that share tiles of B: two, where their pairs of tiles need no more rounds. The
-// planner has B along K alone shared: TMA loads halves of its other tiles slower.
-int cluster_of(Planner& planner, const Product& product, const Variant& variant, bool can_share) {
-  constexpr int kPair = 2;
-  const int64_t asked = planner.tuned(Tunable::kProductsCluster);
-  if (variant.is_exchanged || variant.takes_turns || variant.parts > 1 ||
-      product.m <= variant.rows || asked == 1) {
-    return 1;
+// The blocks that share tiles, as the tunable asks: those that share tiles of B, and 10 more where
+// two also share tiles of A. By default those of kNarrowOfMany share, since L2 would limit them.
+Sharing choose_sharing(Planner& planner, const Product& product, const Variant& variant) {
+  constexpr int kBoth = 10;
+  const TileSchedule tiles = tiles_of(product, product.m, variant, 1);
+  int64_t asked = planner.tuned(Tunable::kProductsCluster);
+  if (asked == 0) asked = variant.asked_number(product.m) == kNarrowOfMany ? kBoth + 4 : 1;
+  if (variant.takes_turns || variant.parts > 1 || variant.rows > 128 ||
+      product.c->dtype == DType::kFloat32) {
+    return {};
   }
-  TileSchedule tiles = tiles_of(product, product.m, variant, 1);
-  const int64_t multiprocessors = std::max(planner.device.multiprocessors(), kPair);
-  const int64_t rounds = rounded_up_quotient(tiles.count(), multiprocessors);
-  tiles.rows = static_cast<int>(rounded_up_quotient(tiles.rows, kPair));
-  const int64_t of_pairs = rounded_up_quotient(tiles.count(), multiprocessors / kPair);
-  return asked == kPair || (can_share && of_pairs <= rounds) ? kPair : 1;
+  Sharing sharing;
+  const int64_t rows = asked % kBoth;
+  // A share is at least as tall as the pattern of a swizzle.
+  while (2 * sharing.rows <= std::min<int64_t>({rows, tiles.rows, variant.columns / 8, 4})) {
+    sharing.rows *= 2;
+  }
+  if (asked > kBoth && tiles.columns > 1) sharing.columns = 2;
+  return sharing;
 }
 
 bool is_plain(const Product& product) {
@@ -145,6 +161,9 @@ std::vector<Variant> variants_of(Planner& planner, const Product& product) {
     is_plain(product) ? add_narrowest(kPlainExchangedWidths) : add_narrowest(kExchangedWidths);
   }
   const bool is_few = !variants.empty() && m <= few;
+  if (has_exchanged && m > 64 && planner.tuned(Tunable::kProductsColumns) == kNarrowOfMany) {
+    add(64, true);
+  }
   if (!is_few) is_plain(product) ? add_all(kPlainWidths) : add_all(kWidths);
   // Where a plan must not depend on M, it has to serve few rows too.
   if (is_plain(product) && product.c->dtype != DType::kFloat32 && !product.is_batch_invariant) {
@@ -168,8 +187,8 @@ double end_of(const Product& product) {
   return kWgmmaEnd + (is_plain(product) ? 0 : kMoreThanBias) + (is_simple ? 0 : kActivation);
 }
 
-// The kernel and the parts of K that take the least time. `can_share`: whether clusters may pay.
-Variant best_variant(Planner& planner, const Product& product, bool can_share) {
+// The kernel and the parts of K that take the least time.
+Variant best_variant(Planner& planner, const Product& product) {
   const int64_t m = product.planned_m();
   const int64_t multiprocessors = std::max(planner.device.multiprocessors(), 1);
   const int64_t asked_parts =
@@ -177,7 +196,7 @@ Variant best_variant(Planner& planner, const Product& product, bool can_share) {
   const int64_t asked_meeting = planner.tuned(Tunable::kProductsSplitInCluster);
   std::vector<Variant> variants = variants_of(planner, product);
   const int64_t asked = planner.tuned(Tunable::kProductsColumns);
-  const auto has_others = [&](const Variant& variant) { return variant.number() != asked; };
+  const auto has_others = [&](const Variant& variant) { return variant.asked_number(m) != asked; };
   if (!std::all_of(variants.begin(), variants.end(), has_others)) {
     variants.erase(std::remove_if(variants.begin(), variants.end(), has_others), variants.end());
   }
@@ -210,7 +229,7 @@ Variant best_variant(Planner& planner, const Product& product, bool can_share) {
     }
     if (variant.time < best.time) best = variant;
   }
-  best.cluster = cluster_of(planner, product, best, can_share);
+  best.sharing = choose_sharing(planner, product, best);
   return best;
 }
 
@@ -238,24 +257,29 @@ void plan_wgmma(Planner& planner, const Product& product, WgmmaOperands operands
   if (operands.c && product.around.before != nullptr) {
     before.data = product.around.before->as<void>();
   }
-  const int cluster = variant.cluster;
+  const Sharing sharing = Shape::kShares ? variant.sharing : Sharing{};
   TileSchedule tiles = tiles_of(product, product.m, variant, group);
-  tiles.rows = static_cast<int>(rounded_up_quotient(tiles.rows, cluster));
-  tiles.group = static_cast<int>(rounded_up_quotient(tiles.group, cluster));
-  const int64_t most = planner.device.multiprocessors() / cluster;
+  tiles.rows = static_cast<int>(rounded_up_quotient(tiles.rows, sharing.rows));
+  tiles.columns = static_cast<int>(rounded_up_quotient(tiles.columns, sharing.columns));
+  tiles.group = static_cast<int>(rounded_up_quotient(tiles.group, sharing.rows));
+  const int64_t multiprocessors = planner.device.multiprocessors(), sharers = sharing.blocks();
   const SplitSchedule schedule{tiles, static_cast<int>(steps_of(product)), variant.parts};
-  const WgmmaProduct given = wgmma_product(product, operands, schedule, cluster, variant.meets);
+  const WgmmaProduct given = wgmma_product(product, operands, schedule, sharing, variant.meets);
   const auto map = [](const WgmmaOperand& operand, int side, int blocks) {
-    const int lines = (operand.major == Major::kK ? side : Shape::kDepth) / blocks;
+    const int lines = (operand.major == Major::kK ? side : Shape::kDepth) / blocks;  // of a share
     return operand.matrix.encoded(Shape::kLine, static_cast<uint32_t>(lines), Swizzle::k128);
   };
   const int64_t count = given.schedule.count();
-  const int64_t blocks = variant.meets ? count : std::min(count, most) * cluster;
+  int64_t blocks = count * sharers;
+  if (!variant.meets && blocks > multiprocessors) {
+    blocks = std::max(places_in_clusters(sharers, multiprocessors), sharers) / sharers * sharers;
+  }
   Launch how{static_cast<unsigned>(blocks), Shape::kThreads};
-  how.cluster_blocks = variant.meets ? variant.parts : cluster;
+  how.cluster_blocks = variant.meets ? variant.parts : static_cast<int>(sharers);
   how.shared_bytes = sizeof(typename Shape::Shared);
   planner.add<matmul_wgmma<T, kRows, kColumns, kIsExchanged, kIsPlain, kTakesTurns, kIsActivated>>(
-      how, map(operands.a, Shape::kRows, 1), map(operands.b, Shape::kColumns, cluster),
+      how, map(operands.a, Shape::kRows, sharing.columns),
+      map(operands.b, Shape::kColumns, sharing.rows),
       c.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
       before.encoded(Shape::kPanel, Shape::kPanelLines, Shape::kPanelSwizzle),
       product.epilogue<T>(), scratch, given);
@@ -290,7 +314,7 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
   // As BLAS names layouts: whether a row-major reader would call A, and B, transposed.
   choose_numbers(planner, product,
                  std::string(is_a_along_k ? "N" : "T") + (is_b_along_k ? "T" : "N"));
-  const Variant variant = best_variant(planner, product, is_b_along_k);
+  const Variant variant = best_variant(planner, product);
   const int64_t parts = tiles_of(product, product.m, variant, 1).count() * variant.parts;
   if (parts > most) return false;  // their indices have 32 bits too
   Address<char> sums;
@@ -352,7 +376,7 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
 const bool is_registered = [] {
   tensor_core_planner() = plan_on_tensor_cores;
   tensor_core_model() = [](Planner& planner, const Product& product) {
-    return best_variant(planner, product, false).time;
+    return best_variant(planner, product).time;
   };
   return true;
 }();

@@ -42,7 +42,6 @@ void plan_wgmma(Planner& planner, const ScaledProduct& scaled, const WgmmaOperan
   WgmmaProduct given{};
   given.major_a = given.major_b = Major::kK;
   given.schedule = {tiles, count(product.k, Shape::kDepth), 1};
-  given.cluster = 1;
   given.inner_batches = 1;
   given.is_stored_by_tma = operands.c.has_value();
   const int64_t most = planner.device.multiprocessors();

@@ -78,16 +78,20 @@ inline double time_in_cluster(const TileWork& work, int parts, int64_t multiproc
          static_cast<double>(work.bytes) / kSplitSums;
 }
 
+// How many blocks run at once in clusters of `blocks`. A GPC has places for whole clusters alone.
+// On an H200 clusters of four had some on seven eighths of the SMs, and larger ones on fewer.
+inline int64_t places_in_clusters(int64_t blocks, int64_t multiprocessors) {
+  return blocks > 4   ? multiprocessors * 5 / 8
+         : blocks > 2 ? multiprocessors * 7 / 8
+                      : multiprocessors;
+}
+
 // The parts that the caller asked for, if a cluster can have them. If `asked` is 0: those that take
-// the least time. 1: several would need more than a round. A GPC has places for whole clusters
-// alone. On an H200 clusters of four had some on seven eighths of the SMs, and larger ones on
-// fewer.
+// the least time. 1: several would need more than a round.
 inline int parts_in_cluster(const TileWork& work, int64_t asked, int64_t multiprocessors) {
   const auto fits = [&](int64_t parts) {
     return parts <= kMostMeeting && parts <= work.steps &&
-           work.tiles * parts <= (parts > 4   ? multiprocessors * 5 / 8
-                                  : parts > 2 ? multiprocessors * 7 / 8
-                                              : multiprocessors);
+           work.tiles * parts <= places_in_clusters(parts, multiprocessors);
   };
   if (asked > 0) return fits(asked) ? static_cast<int>(asked) : 1;
   int best = 1;

@@ -38,15 +38,15 @@ inline std::optional<WgmmaOperands> wgmma_operands(const Device& device, const P
   return operands;
 }
 
-// cluster, meets: as in WgmmaProduct.
+// sharing, meets: as in WgmmaProduct.
 inline WgmmaProduct wgmma_product(const Product& product, const WgmmaOperands& operands,
-                                  const SplitSchedule& schedule, int cluster = 1,
+                                  const SplitSchedule& schedule, Sharing sharing = {},
                                   bool meets = false) {
   const Product::Batches& batches = product.batches;
   WgmmaProduct given{operands.a.major,
                      operands.b.major,
                      schedule,
-                     cluster,
+                     sharing,
                      meets,
                      batches.rank > 0 ? batches.sizes[0] : 1,
                      operands.a.matrix.steps(),

@@ -200,13 +200,13 @@ DIGLOT_DEVICE void multiply_group(float (&all_sums)[Shape::kSums], GroupRing& ri
     }
     wgmma_commit();
     wgmma_wait<1>();
-    if (step > 0) release_stage(empty[previous], 1);
+    if (step > 0) release_stage(empty[previous]);
     previous = ring.stage;
     ring.advance();
   }
   wgmma_wait<0>();
   fence_accumulators(sums);
-  if (steps > 0) release_stage(empty[previous], 1);
+  if (steps > 0) release_stage(empty[previous]);
 }
 
 // Calls function(width, major_a, major_b), with constants.

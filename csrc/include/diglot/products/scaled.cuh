@@ -17,6 +17,7 @@ struct ScaledShape : WgmmaShape<bfloat16, kColumns, false, true, kTakesTurns> {
   static constexpr Accumulation kAccumulation = kAccumulation_;
   static_assert(!kTakesTurns || kAccumulation == Accumulation::kFast);
   static constexpr int kBytes = 1, kDepth = kScaledDepth;  // of operands
+  static constexpr bool kShares = false;
   // Of exact sums, a consumer has two groups of products under way, and adds the first one's sums
   // while tensor cores make the second. They are two stages, or halves of a wide tile's columns.
   static constexpr bool kIsExact = kAccumulation == Accumulation::kExact;
@@ -124,7 +125,7 @@ struct Stages {
     full[ring.stage].wait(ring.parity);
     return ring.stage;
   }
-  DIGLOT_DEVICE void release(int stage) const { release_stage(empty[stage], 1); }
+  DIGLOT_DEVICE void release(int stage) const { release_stage(empty[stage]); }
 
   // Issues the products of a stage as a group: those of all rows of the consumer, and of the tile's
   // columns from `column` on.

@@ -17,8 +17,9 @@
 // Consumers may take turns: each multiplies whole tiles, twice 64 rows, while the other finishes
 // its last one. So tensor cores need not wait for activations.
 //
-// Two blocks may form a cluster. Their tiles lie one below the other, so they share the tiles of B:
-// each loads half of them, and TMA writes it to both blocks. L2 is asked for fewer bytes.
+// Blocks may form a cluster. Those whose tiles lie one below the other share the tiles of B: each
+// loads a share of them, and TMA writes it to all of them. Those beside each other share the tiles
+// of A. L2 is asked for fewer bytes.
 #pragma once
 
 #include "diglot/mma/matrix.cuh"
@@ -59,6 +60,8 @@ struct WgmmaShape {
   static constexpr bool kIsActivated = kIsActivated_;
   static constexpr bool kTakesTurns = kTakesTurns_;
   static constexpr bool kHasRowSums = false;
+  // Whether blocks may share tiles. A producer beside three consumers has too few registers for it.
+  static constexpr bool kShares = sizeof(T) == 2 && !kTakesTurns_ && kRows_ <= 128;
   static constexpr int kBytes = sizeof(T);
   static constexpr int kLine = 128 / kBytes;  // elements that a swizzle of 128 bytes spans
   static constexpr int kColumns = kColumns_, kDepth = kLine;
@@ -121,6 +124,7 @@ struct WgmmaShape {
 template <typename T, int kColumns_>
 struct WideShape : WgmmaShape<T, kColumns_> {
   using Narrow = WgmmaShape<T, kColumns_>;
+  static constexpr bool kShares = false;
   static constexpr int kPartPanels = 1;
   static constexpr Swizzle kPanelSwizzle = Swizzle::k128;
   using PanelC =
@@ -140,7 +144,7 @@ struct WideShape : WgmmaShape<T, kColumns_> {
 template <typename T, int kColumns_>
 struct SummedShape : WgmmaShape<T, kColumns_, false, true> {
   using Plain = WgmmaShape<T, kColumns_, false, true>;
-  static constexpr bool kHasRowSums = true;
+  static constexpr bool kHasRowSums = true, kShares = false;
 
   struct Shared : Plain::Shared {
     alignas(RowSums<T, kMmaType<T>>::Ones::kAlignment) T ones[Plain::kConsumers][kWarpgroupThreads];
@@ -153,18 +157,45 @@ struct TmaBatch {
   int step[kTmaBatchRank];
 };
 
+// The blocks of a cluster that share tiles. Their tiles of C make `rows` x `columns`, by rank down
+// the first column, and then down the next.
+struct Sharing {
+  int rows = 1;     // 1, 2 or 4
+  int columns = 1;  // 1 or 2
+
+  DIGLOT_HOST_DEVICE int blocks() const { return rows * columns; }
+  // Blocks that get something of what one of them loads.
+  DIGLOT_HOST_DEVICE int receivers() const { return rows + columns - 1; }
+  // This block's place among them, and the number of its cluster.
+  DIGLOT_DEVICE int rank() const { return static_cast<int>(blockIdx.x) & (blocks() - 1); }
+  DIGLOT_DEVICE int row() const { return rank() & (rows - 1); }
+  DIGLOT_DEVICE int column() const { return rank() >> log(rows); }
+  DIGLOT_DEVICE uint32_t cluster() const { return blockIdx.x >> (log(rows) + log(columns)); }
+  DIGLOT_DEVICE uint32_t clusters() const { return gridDim.x >> (log(rows) + log(columns)); }
+
+  // Of 1, 2 or 4, to the base 2.
+  DIGLOT_HOST_DEVICE static constexpr int log(int size) { return size >> 1; }
+};
+
 struct WgmmaProduct {
   Major major_a, major_b;
-  SplitSchedule schedule;  // of clusters: a row of tiles has one for each of its blocks
-  int cluster;             // blocks that share tiles of B, 1 or 2
-  bool meets;              // whether blocks that have parts of a tile form a cluster
-  int64_t inner_batches;   // those of the batch's first dimension
+  SplitSchedule schedule;  // of clusters: one for as many tiles as it has blocks that share
+  Sharing sharing;
+  bool meets;             // whether blocks that have parts of a tile form a cluster
+  int64_t inner_batches;  // those of the batch's first dimension
   TmaBatch in_a, in_b, in_c;
   // Whether TMA can store C. Otherwise threads do.
   bool is_stored_by_tma;
   int64_t batch_strides[kTmaBatchRank];        // of C
   int64_t input_batch_strides[kTmaBatchRank];  // of the epilogue's input
 };
+
+// How a block shares tiles, as far as the compiler does not know that it shares none.
+template <typename Shape>
+DIGLOT_DEVICE Sharing sharing_of(const WgmmaProduct& product) {
+  if constexpr (Shape::kShares) return product.sharing;
+  return {};
+}
 
 // The stages of the ring in turn, and the parity of their current phase.
 template <int kStages>
@@ -213,37 +244,50 @@ DIGLOT_DEVICE void load_tile(const TensorMap& map, char* tile, Mbarrier& full, M
   }
 }
 
-// This block's number in its cluster, and the number of that.
-DIGLOT_DEVICE int rank_in_cluster(int cluster) {
-  return static_cast<int>(blockIdx.x) & (cluster - 1);
-}
-DIGLOT_DEVICE uint32_t cluster_number(int cluster) { return blockIdx.x >> (cluster - 1); }
+// This block's share of a tile that some blocks of its cluster use: of a panel, some lines.
+struct Share {
+  int number, log;  // among 2^log
+  uint16_t blocks;  // a bit for each block that gets it
 
-// Loads this block's share of a tile of B for all blocks of the cluster: of a panel, some lines.
+  DIGLOT_DEVICE static Share of_a(const Sharing& sharing) {
+    const int beside = 1 | 1 << sharing.rows;
+    return {sharing.column(), 1, static_cast<uint16_t>(beside << sharing.row())};
+  }
+  DIGLOT_DEVICE static Share of_b(const Sharing& sharing) {
+    const int below = (1 << sharing.rows) - 1;
+    return {sharing.row(), Sharing::log(sharing.rows),
+            static_cast<uint16_t>(below << sharing.rows * sharing.column())};
+  }
+};
+
+// Loads a share of a tile for all blocks that use it.
 template <int kSide, int kDepth, int kLine, typename Batch>
 DIGLOT_DEVICE void load_share(const TensorMap& map, char* tile, Mbarrier& full, Major major,
-                              int side, int depth, const Batch& batch, int cluster) {
+                              int side, int depth, const Batch& batch, const Share& share) {
   constexpr int kLineBytes = 128;
-  const int rank = rank_in_cluster(cluster);
-  const auto blocks = static_cast<uint16_t>((1 << cluster) - 1);
   if (major == Major::kK) {
-    const int first = rank * (kSide >> (cluster - 1));
+    const int first = share.number * (kSide >> share.log);
     tma_load_multicast(map, tile + first * kLineBytes, full,
-                       {depth, side + first, batch.inner, batch.outer}, blocks);
+                       {depth, side + first, batch.inner, batch.outer}, share.blocks);
   } else {
-    const int line = rank * (kDepth >> (cluster - 1));
+    const int line = share.number * (kDepth >> share.log);
     DIGLOT_UNROLL
     for (int first = 0; first < kSide; first += kLine) {
       tma_load_multicast(map, tile + first * kDepth * 2 + line * kLineBytes, full,
-                         {side + first, depth + line, batch.inner, batch.outer}, blocks);
+                         {side + first, depth + line, batch.inner, batch.outer}, share.blocks);
     }
   }
 }
 
-// A consumer hands a stage back, to the producers of all blocks that fill it.
-DIGLOT_DEVICE void release_stage(Mbarrier& empty, int cluster) {
+// A consumer hands a stage back, to the producers of all blocks that loaded something of it: those
+// beside and below this one. A thread tells one of them. What it needs stays in no registers, since
+// sums fill them.
+DIGLOT_DEVICE void release_stage(Mbarrier& empty, const Sharing& sharing = {}) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
-  if (thread < cluster) cluster == 1 ? empty.arrive() : empty.release_at(thread);
+  if (thread >= sharing.receivers()) return;
+  if (sharing.blocks() == 1) return empty.arrive();
+  const int row = sharing.row(), column = sharing.column(), rows = sharing.rows;
+  empty.release_at(thread < rows ? rows * column + thread : rows * (1 - column) + row);
 }
 
 DIGLOT_DEVICE BatchPlace operator*(const BatchPlace& place, const TmaBatch& batch) {
@@ -261,23 +305,30 @@ template <typename Shape>
 DIGLOT_DEVICE void produce_stage(typename Shape::Shared& shared, Ring<Shape::kStages>& ring,
                                  Mbarrier* full, Mbarrier* empty, const TensorMap& a,
                                  const TensorMap& b, Major major_a, Major major_b,
-                                 const StepPlace& place, int cluster = 1) {
+                                 const StepPlace& place, const Sharing& sharing = {}) {
   // Along N, K-major tiles have no more columns than C's; N-major ones have whole panels.
   const uint32_t bytes_b =
       major_b == Major::kK ? Shape::kColumns * Shape::kDepth * Shape::kBytes : Shape::kBytesB;
   // The phase before a new barrier's first counts as ended: the first round waits for nobody.
   Mbarrier& free = empty[ring.stage];
-  cluster == 1 ? free.wait(ring.parity ^ 1) : free.wait_for_cluster(ring.parity ^ 1);
+  const bool is_alone = sharing.blocks() == 1;
+  is_alone ? free.wait(ring.parity ^ 1) : free.wait_for_cluster(ring.parity ^ 1);
   full[ring.stage].arrive_expect(Shape::kBytesA + bytes_b);
-  load_tile<Shape::kRows, Shape::kDepth, Shape::kLine>(a, shared.a[ring.stage], full[ring.stage],
-                                                       major_a, place.row, place.depth, place.in_a);
-  if (cluster == 1) {
+  if (sharing.columns == 1) {
+    load_tile<Shape::kRows, Shape::kDepth, Shape::kLine>(
+        a, shared.a[ring.stage], full[ring.stage], major_a, place.row, place.depth, place.in_a);
+  } else {
+    load_share<Shape::kRows, Shape::kDepth, Shape::kLine>(a, shared.a[ring.stage], full[ring.stage],
+                                                          major_a, place.row, place.depth,
+                                                          place.in_a, Share::of_a(sharing));
+  }
+  if (sharing.rows == 1) {
     load_tile<Shape::kColumns, Shape::kDepth, Shape::kLine>(
         b, shared.b[ring.stage], full[ring.stage], major_b, place.column, place.depth, place.in_b);
   } else {
     load_share<Shape::kColumns, Shape::kDepth, Shape::kLine>(
         b, shared.b[ring.stage], full[ring.stage], major_b, place.column, place.depth, place.in_b,
-        cluster);
+        Share::of_b(sharing));
   }
   ring.advance();
 }
@@ -287,19 +338,20 @@ template <typename Shape>
 DIGLOT_DEVICE void produce_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
                                   const TensorMap& a, const TensorMap& b,
                                   const WgmmaProduct& product) {
-  const int cluster = product.cluster, rank = rank_in_cluster(cluster);
+  const Sharing sharing = sharing_of<Shape>(product);
   Ring<Shape::kStages> ring;
   const auto count = static_cast<uint32_t>(product.schedule.count());
-  const uint32_t clusters = gridDim.x >> (cluster - 1);
-  for (uint32_t index = cluster_number(cluster); index < count; index += clusters) {
+  const uint32_t clusters = sharing.clusters();
+  for (uint32_t index = sharing.cluster(); index < count; index += clusters) {
     const TilePart part = product.schedule.part(index);
     const Tile tile = part.tile;
     const BatchPlace batch = place_in_batch(product, tile.batch);
-    StepPlace place{(tile.row * cluster + rank) * Shape::kRows, tile.column * Shape::kColumns,
+    StepPlace place{(tile.row * sharing.rows + sharing.row()) * Shape::kRows,
+                    (tile.column * sharing.columns + sharing.column()) * Shape::kColumns,
                     part.first * Shape::kDepth, batch * product.in_a, batch * product.in_b};
     for (int step = part.first; step < part.end; ++step, place.depth += Shape::kDepth) {
       produce_stage<Shape>(shared, ring, full, empty, a, b, product.major_a, product.major_b, place,
-                           cluster);
+                           sharing);
     }
   }
 }
@@ -312,7 +364,8 @@ template <typename T, typename Shape, Major kMajorA, Major kMajorB, typename OnI
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
                                    Ring<Shape::kStages>& ring, typename Shape::Shared& shared,
                                    Mbarrier* full, Mbarrier* empty, int first_row, int steps,
-                                   int cluster, const OnIssued& on_issued, OfRows& of_rows) {
+                                   const Sharing& sharing, const OnIssued& on_issued,
+                                   OfRows& of_rows) {
   using TileA = typename Shape::template TileA<kMajorA>;
   using TileB = typename Shape::template TileB<kMajorB>;
   constexpr MmaType kType = kMmaType<T>;
@@ -341,7 +394,7 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
     }
     wgmma_commit();
     wgmma_wait<1>();
-    if (step > 0) release_stage(empty[previous], cluster);
+    if (step > 0) release_stage(empty[previous], sharing);
     previous = ring.stage;
     ring.advance();
   }
@@ -350,7 +403,7 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
   DIGLOT_UNROLL
   for (auto& half : sums) fence_accumulators(half);
   of_rows.end();
-  if (steps > 0) release_stage(empty[previous], cluster);
+  if (steps > 0) release_stage(empty[previous], sharing);
 }
 
 // The same for the operands' layout: one mainloop for each.
@@ -358,11 +411,11 @@ template <typename T, typename Shape, typename OnIssued, typename OfRows>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
                                    Ring<Shape::kStages>& ring, typename Shape::Shared& shared,
                                    Mbarrier* full, Mbarrier* empty, int first_row, Major order_a,
-                                   Major order_b, int steps, int cluster, const OnIssued& on_issued,
-                                   OfRows& of_rows) {
+                                   Major order_b, int steps, const Sharing& sharing,
+                                   const OnIssued& on_issued, OfRows& of_rows) {
   const auto multiply = [&](auto major_a, auto major_b) {
     multiply_stages<T, Shape, decltype(major_a)::value, decltype(major_b)::value>(
-        sums, ring, shared, full, empty, first_row, steps, cluster, on_issued, of_rows);
+        sums, ring, shared, full, empty, first_row, steps, sharing, on_issued, of_rows);
   };
   constexpr std::integral_constant<Major, Major::kK> kAlongK;
   constexpr std::integral_constant<Major, Major::kMn> kAlongMn;
@@ -461,13 +514,12 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
   constexpr bool kKeepsBias =
       sizeof(T) == 2 && (Shape::kIsPlain || Shape::kIsActivated) && !Shape::kHasRowSums;
   const int consumer = consumer_number();
-  const int cluster = product.cluster, rank = rank_in_cluster(cluster);
+  const Sharing sharing = sharing_of<Shape>(product);
   const int tile_row = Shape::kTakesTurns ? 0 : consumer * Shape::kConsumerRows;
-  const int first_row = rank * Shape::kRows + tile_row;
   Ring<Shape::kStages> ring;
   TmaParts<Shape> stored{shared.c[consumer], 1 + consumer};
   const auto count = static_cast<uint32_t>(product.schedule.count());
-  const uint32_t clusters = gridDim.x >> (cluster - 1);
+  const uint32_t clusters = sharing.clusters();
   const uint32_t turn = Shape::kTakesTurns ? static_cast<uint32_t>(consumer) : 0;
   const Turns<Shape> turns{consumer};
   uint64_t ones = 0;
@@ -476,12 +528,12 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
   }
   turns.begin();
   if (turn > 0) ring.advance(product.schedule.steps);
-  for (uint32_t index = cluster_number(cluster) + turn * clusters; index < count;
+  for (uint32_t index = sharing.cluster() + turn * clusters; index < count;
        index += clusters * (Shape::kTakesTurns ? 2 : 1)) {
     const TilePart part = product.schedule.part(index);
     const Tile tile = part.tile;
-    const int row = tile.row * cluster * Shape::kRows + first_row,
-              column = tile.column * Shape::kColumns;
+    const int row = (tile.row * sharing.rows + sharing.row()) * Shape::kRows + tile_row;
+    const int column = (tile.column * sharing.columns + sharing.column()) * Shape::kColumns;
     TileBias<Out, Shape> bias;
     if constexpr (kKeepsBias) bias.load(epilogue, row, column);
     float sums[Shape::kHalves][Shape::kSums];
@@ -489,7 +541,7 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
     const auto multiply = [&](auto& of_rows) {
       multiply_stages<T, Shape>(
           sums, ring, shared, full, empty, tile_row, product.major_a, product.major_b,
-          part.end - part.first, cluster,
+          part.end - part.first, sharing,
           [&] {
             if (index + clusters < count) turns.pass();
           },
@@ -537,11 +589,12 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
   if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();
 }
 
-// The blocks of a cluster. Those that share tiles of B write to each other's memory from the first
-// load on. Others meet when their parts of a tile are summed: their consumers await the others.
+// The blocks of a cluster. Those that share tiles write to each other's memory from the first load
+// on. Others meet when their parts of a tile are summed: their consumers await the others.
 struct Cluster {
   int blocks = 1;
   bool shares = false;
+  int receivers = 1;  // blocks that hand a stage back
 
   // Whole warps arrive. At the end they publish their arrivals at other blocks' barriers.
   template <bool kIsEnd>
@@ -572,9 +625,7 @@ DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, Clu
       if (thread == kConsuming) {
         for (Mbarrier& barrier : full) barrier.init(1);  // the producer
         // One thread of each consumer.
-        for (Mbarrier& barrier : empty) {
-          barrier.init(Shape::kReaders * (cluster.shares ? cluster.blocks : 1));
-        }
+        for (Mbarrier& barrier : empty) barrier.init(Shape::kReaders * cluster.receivers);
         for (Mbarrier& barrier : shared.are_there) barrier.init(cluster.blocks);
         fence_mbarrier_init();
       }
@@ -614,6 +665,7 @@ template <typename T, typename Shape, typename Out>
 DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
                                      const TensorMap& map_before, const Epilogue<Out>& epilogue,
                                      char* scratch, const WgmmaProduct& product) {
+  const Sharing sharing = sharing_of<Shape>(product);
   prefetch_maps<Shape>(a, b, map_c, product);
   share_out<Shape>(
       [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
@@ -623,7 +675,8 @@ DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, con
         consume_stages<T, Shape>(shared, full, empty, map_c, map_before, epilogue, scratch,
                                  product);
       },
-      product.meets ? Cluster{product.schedule.parts} : Cluster{product.cluster, true});
+      product.meets ? Cluster{product.schedule.parts}
+                    : Cluster{sharing.blocks(), true, sharing.receivers()});
 }
 
 // Multiplies and sums A's rows, by a SummedShape and without clusters. `sums_of_rows` gets the
