@@ -75,7 +75,7 @@ CUDA = {
     "the order of ranks, of a pull": cuda(
         EXCHANGE,
         "unpack_ranks(bits[l], values);",
-        "for (int r = 0; r < ranks; ++r) memcpy(&values[r], &bits[l][(r + rank) % ranks], 16);",
+        "for (int r = 0; r < kRanks; ++r) memcpy(&values[r], &bits[l][kRanks - 1 - r], 16);",
     ),
     "a buffer is used again one call too early": cuda(
         SIGNAL, "return static_cast<int>(epoch_ & 1);", "return 0;"
