@@ -255,6 +255,27 @@ def test_a_late_rank_after_a_fault(backend, protocol):
     assert ranks.reports[1].tolist()[:7] == [1, 1, 0, 1, 0, 0, 0]
 
 
+@pytest.mark.parametrize("protocol", ["pull", "in place", "two shots", "direct shots"])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_signals_that_are_there_after_a_fault(backend, protocol):
+    """A launch takes nothing of its peer: what the peer's signal stands for may be old by now."""
+
+    def work(ranks, backend, rank):
+        room, is_done = ranks.layout.room, ranks.reports[0][7:]
+        x = ranks.spaces[rank].view(torch.uint8)[room:].view(FP32)[:500].fill_(1)
+        if rank == 1:
+            ranks.spaces[1][EPOCH_WORD] = -(1 << 63)  # a fault before the first launch
+            while not is_done.item():
+                time.sleep(0.01)
+        patience = SECOND // 10 if rank == 0 else 60 * SECOND
+        out = ranks.reduce(backend, rank, x, protocol=protocol, source=room, patience=patience)
+        is_done.fill_(1)
+        return out
+
+    for out in at_once(backend, Ranks(2, symmetric=8192), work):
+        assert out.isnan().all()
+
+
 @pytest.mark.parametrize("backend", KERNELS)
 def test_a_barrier_that_a_peer_does_not_reach(backend):
     def work(ranks, backend, rank):

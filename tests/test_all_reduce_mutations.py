@@ -75,7 +75,8 @@ CUDA = {
     "the order of ranks, of a pull": cuda(
         EXCHANGE,
         "unpack_ranks(bits[l], values);",
-        "for (int r = 0; r < kRanks; ++r) memcpy(&values[r], &bits[l][kRanks - 1 - r], 16);",
+        "for (int r = 0; r < kRanks; ++r)\n"
+        "        memcpy(&values[r], &bits[l][kRanks > 2 && r < 3 ? 2 - r : r], 16);",
     ),
     "a buffer is used again one call too early": cuda(
         SIGNAL, "return static_cast<int>(epoch_ & 1);", "return 0;"
@@ -108,6 +109,9 @@ CUDA = {
     )._replace(chosen="cuda and does_not_come and direct"),
     "a launch after a fault comes to a meeting": cuda(
         SIGNAL, "peer_ != nullptr && !has_failed_before()", "peer_ != nullptr"
+    )._replace(chosen="cuda and after_a_fault"),
+    "a launch after a fault meets its peers": cuda(
+        SIGNAL, "have_met = !has_failed_before();", "have_met = true;"
     )._replace(chosen="cuda and after_a_fault"),
     "a direct shot that failed keeps old data": cuda(
         EXCHANGE,
@@ -213,6 +217,9 @@ TRITON = {
     )._replace(chosen="triton and does_not_come and shots"),
     "a launch after a fault comes to a meeting": triton(
         TRITON_SIGNAL, "(peers != 0) & (patience != NONE)", "peers != 0"
+    )._replace(chosen="triton and after_a_fault"),
+    "a launch after a fault meets its peers": triton(
+        TRITON_SIGNAL, "return (worst == 1) & (patience != NONE)", "return worst == 1"
     )._replace(chosen="triton and after_a_fault"),
     "a part of two shots that lies in the place of another": triton(
         TRITON_EXCHANGE,

@@ -16,6 +16,7 @@ from backends import (
     SLOW_TRITON,
     mostly_slow,
     needs_cuda,
+    needs_extension,
     slow_interpreted,
 )
 from product_cases import (
@@ -29,9 +30,12 @@ from product_cases import (
 )
 
 import diglot
+from diglot.backends.plans import Device, plan_runs
 from diglot.reference.matmul import matmul_oracle
 
-HALVES = [torch.bfloat16, torch.float16]
+BF16 = torch.bfloat16
+HALVES = [BF16, torch.float16]
+H200 = Device(90, 132, 228 << 10, True, name="NVIDIA H200")
 # M, N, K: within a tile of every kernel, on its edges, and beyond.
 EDGES = [(1, 1, 1), (7, 9, 5), (64, 64, 64), (128, 136, 72), (129, 65, 50), (136, 264, 104)]
 
@@ -97,13 +101,13 @@ def test_blocks_have_several_tiles():
     assert torch.equal(result, matmul_oracle(a, b).bfloat16())
 
 
-# The tile, the blocks that share tiles, as the tunable says, and as the plan's name does.
+# Values of `columns` and of `cluster`, and the plan's name.
 SHARING = [
     (64, 2, "128x64, in clusters of 2x1"),
     (96, 4, "128x96, in clusters of 4x1"),
     (224, 12, "128x224, in clusters of 2x2"),
     (64192, 14, "64x192, in clusters of 4x2"),
-    (64064, 0, "64x64, exchanged, in clusters of 4x2"),
+    (64064, 14, "64x64, exchanged, in clusters of 4x2"),
     (64064, 4, "64x64, exchanged, in clusters of 4x1"),
     (64064, 11, "64x64, exchanged, in clusters of 1x2"),
     (64064, 1, "64x64, exchanged"),
@@ -125,13 +129,10 @@ def test_clusters_in_cuda(columns, cluster, name):
 
 @needs_cuda
 def test_clusters_of_a_batch_in_cuda():
-    """Matrices of a batch, of C that TMA cannot store, and an activation."""
+    """Matrices of a batch and rows of a layer, of C that TMA cannot store, and an activation."""
     numbers = {"products.cuda.cluster": 14, "products.cuda.columns": 64064}
-    a, b = (
-        integers(2, 3, 72, 136, dtype=torch.bfloat16),
-        integers(2, 3, 136, 72, dtype=torch.bfloat16),
-    )
-    weight, bias = integers(203, 136, dtype=torch.bfloat16), integers(203, dtype=torch.bfloat16)
+    a, b = integers(2, 3, 72, 136, dtype=BF16), integers(2, 3, 75, 136, dtype=BF16).mT
+    weight, bias = integers(203, 136, dtype=BF16), integers(203, dtype=BF16)
     with diglot.use_plans(numbers):
         product = diglot.matmul(a, b, backend="cuda")
         assert variant() == "wgmma, tiles of 64x64, exchanged, in clusters of 2x2"
@@ -141,6 +142,25 @@ def test_clusters_of_a_batch_in_cuda():
     assert torch.equal(product, matmul_oracle(a, b).bfloat16())
     expected = (a.double() @ weight.double().mT + bias.double()).relu()
     assert torch.equal(layer, expected.bfloat16())
+
+
+@needs_extension
+def test_clusters_need_no_more_rounds():
+    """Tiles of 64 x 64 share by default, in the largest clusters that run at once on an H200. Where
+    bits must not depend on rows, no tile is of this kind."""
+    found = {}
+    for m, n in ((336, 1024), (128, 1024), (336, 128), (1000, 1024), (8, 1024)):
+        a, b = (torch.empty(*shape, dtype=BF16, device=DEVICE) for shape in ((m, 4096), (n, 4096)))
+        for is_invariant in (False, True):
+            with diglot.use_plans({"products.cuda.columns": 64064}), plan_runs(H200) as runs:
+                diglot.matmul(a, b.mT, backend="cuda", batch_invariant=is_invariant)
+            found[m, n, is_invariant] = runs[0].plan.variant.partition("tiles of ")[2]
+    assert {key: name for key, name in found.items() if "in clusters" in name} == {
+        (336, 1024, False): "64x64, exchanged, in clusters of 2x2",
+        (128, 1024, False): "64x64, exchanged, in clusters of 4x2",
+        (336, 128, False): "64x64, exchanged, in clusters of 2x2",
+        (1000, 1024, False): "64x64, exchanged, in clusters of 2x1",
+    }
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -41,7 +41,7 @@ namespace {
 
 using namespace diglot;
 
-// The number of tiles of 64 x 64 whose operands are exchanged, where they do not hold all rows.
+// The value of `columns` that asks for exchanged tiles of 64 x 64 where M is above 64.
 constexpr int kNarrowOfMany = 64064;
 
 // A compiled kernel, by the sides of its tiles, and how it is used.
@@ -59,8 +59,7 @@ struct Variant {
   bool is_narrow() const { return is_exchanged && columns <= 64; }
   // Its number in tables of tunables.
   int number() const { return rows == 128 || is_narrow() ? columns : 1000 * rows + columns; }
-  // What asks for it. A narrow tile that does not hold all rows of a product has a number of its
-  // own.
+  // The value of `columns` that asks for it.
   int asked_number(int64_t m) const {
     return columns < m && is_narrow() ? kNarrowOfMany : number();
   }
@@ -114,25 +113,41 @@ int64_t memory_of(const Product& product, int64_t m) {
   return product.batches.numel * elements * size_of(product.c->dtype);
 }
 
-// The blocks that share tiles, as the tunable asks: those that share tiles of B, and 10 more where
-// two also share tiles of A. By default those of kNarrowOfMany share, since L2 would limit them.
+// The blocks that share tiles, for a value of `cluster`: the number of those that share B, plus 10
+// if pairs also share A.
+Sharing sharing_of(int64_t asked, const TileSchedule& tiles, const Variant& variant) {
+  constexpr int64_t kBoth = 10;
+  Sharing sharing;
+  // A share is at least as tall as the pattern of a swizzle.
+  const int64_t most = std::min<int64_t>({asked % kBoth, tiles.rows, variant.columns / 8, 4});
+  while (2 * sharing.rows <= most) sharing.rows *= 2;
+  if (asked > kBoth && tiles.columns > 1) sharing.columns = 2;
+  return sharing;
+}
+
+// The blocks that share a variant's tiles. By default those of kNarrowOfMany share, as L2 may limit
+// them: in the largest clusters that need no more rounds than single blocks.
 Sharing choose_sharing(Planner& planner, const Product& product, const Variant& variant) {
-  constexpr int kBoth = 10;
-  const TileSchedule tiles = tiles_of(product, product.m, variant, 1);
-  int64_t asked = planner.tuned(Tunable::kProductsCluster);
-  if (asked == 0) asked = variant.asked_number(product.m) == kNarrowOfMany ? kBoth + 4 : 1;
+  const int64_t m = product.planned_m(), asked = planner.tuned(Tunable::kProductsCluster);
   if (variant.takes_turns || variant.parts > 1 || variant.rows > 128 ||
       product.c->dtype == DType::kFloat32) {
     return {};
   }
-  Sharing sharing;
-  const int64_t rows = asked % kBoth;
-  // A share is at least as tall as the pattern of a swizzle.
-  while (2 * sharing.rows <= std::min<int64_t>({rows, tiles.rows, variant.columns / 8, 4})) {
-    sharing.rows *= 2;
+  const TileSchedule tiles = tiles_of(product, m, variant, 1);
+  if (asked != 0) return sharing_of(asked, tiles, variant);
+  if (variant.asked_number(m) != kNarrowOfMany) return {};
+  const int64_t multiprocessors = std::max(planner.device.multiprocessors(), 1);
+  const auto rounds_of = [&](const Sharing& sharing) {
+    const int64_t clusters = rounded_up_quotient(tiles.rows, sharing.rows) *
+                             rounded_up_quotient(tiles.columns, sharing.columns) * tiles.batches;
+    const int64_t places = places_in_clusters(sharing.blocks(), multiprocessors);
+    return rounded_up_quotient(clusters, std::max<int64_t>(places / sharing.blocks(), 1));
+  };
+  for (const int64_t form : {14, 12, 4, 2}) {
+    const Sharing sharing = sharing_of(form, tiles, variant);
+    if (rounds_of(sharing) <= rounds_of({})) return sharing;
   }
-  if (asked > kBoth && tiles.columns > 1) sharing.columns = 2;
-  return sharing;
+  return {};
 }
 
 bool is_plain(const Product& product) {
@@ -161,7 +176,8 @@ std::vector<Variant> variants_of(Planner& planner, const Product& product) {
     is_plain(product) ? add_narrowest(kPlainExchangedWidths) : add_narrowest(kExchangedWidths);
   }
   const bool is_few = !variants.empty() && m <= few;
-  if (has_exchanged && m > 64 && planner.tuned(Tunable::kProductsColumns) == kNarrowOfMany) {
+  if (has_exchanged && m > 64 && !product.is_batch_invariant &&
+      planner.tuned(Tunable::kProductsColumns) == kNarrowOfMany) {
     add(64, true);
   }
   if (!is_few) is_plain(product) ? add_all(kPlainWidths) : add_all(kWidths);
@@ -196,6 +212,7 @@ Variant best_variant(Planner& planner, const Product& product) {
   const int64_t asked_meeting = planner.tuned(Tunable::kProductsSplitInCluster);
   std::vector<Variant> variants = variants_of(planner, product);
   const int64_t asked = planner.tuned(Tunable::kProductsColumns);
+  const int64_t asked_sharing = planner.tuned(Tunable::kProductsCluster);
   const auto has_others = [&](const Variant& variant) { return variant.asked_number(m) != asked; };
   if (!std::all_of(variants.begin(), variants.end(), has_others)) {
     variants.erase(std::remove_if(variants.begin(), variants.end(), has_others), variants.end());
@@ -215,7 +232,11 @@ Variant best_variant(Planner& planner, const Product& product) {
                         variant.bytes_of_sums(),
                         variant.consumers(),
                         variant.takes_turns};
-    const int64_t parts_asked = variant.takes_turns ? 1 : asked_parts;  // turns are along all of K
+    // Turns are along all of K, and so are tiles that blocks share.
+    const bool is_whole =
+        variant.takes_turns ||
+        (asked_parts == 0 && (asked_sharing > 1 || variant.asked_number(m) == kNarrowOfMany));
+    const int64_t parts_asked = is_whole ? 1 : asked_parts;
     const int meeting =
         asked_meeting == kNever ? 1 : parts_in_cluster(work, parts_asked, multiprocessors);
     variant.time = time_in_cluster(work, meeting, multiprocessors);

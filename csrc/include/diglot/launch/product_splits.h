@@ -78,8 +78,8 @@ inline double time_in_cluster(const TileWork& work, int parts, int64_t multiproc
          static_cast<double>(work.bytes) / kSplitSums;
 }
 
-// How many blocks run at once in clusters of `blocks`. A GPC has places for whole clusters alone.
-// On an H200 clusters of four had some on seven eighths of the SMs, and larger ones on fewer.
+// How many blocks run at once in clusters of `blocks`. A GPC runs only whole clusters. On an H200,
+// clusters of four could use seven eighths of the SMs, and larger ones fewer.
 inline int64_t places_in_clusters(int64_t blocks, int64_t multiprocessors) {
   return blocks > 4   ? multiprocessors * 5 / 8
          : blocks > 2 ? multiprocessors * 7 / 8

@@ -60,7 +60,8 @@ struct WgmmaShape {
   static constexpr bool kIsActivated = kIsActivated_;
   static constexpr bool kTakesTurns = kTakesTurns_;
   static constexpr bool kHasRowSums = false;
-  // Whether blocks may share tiles. A producer beside three consumers has too few registers for it.
+  // Whether blocks may share tiles. No plan has asked for it in other kernels. In some of them the
+  // producer has too few registers.
   static constexpr bool kShares = sizeof(T) == 2 && !kTakesTurns_ && kRows_ <= 128;
   static constexpr int kBytes = sizeof(T);
   static constexpr int kLine = 128 / kBytes;  // elements that a swizzle of 128 bytes spans
@@ -164,7 +165,7 @@ struct Sharing {
   int columns = 1;  // 1 or 2
 
   DIGLOT_HOST_DEVICE int blocks() const { return rows * columns; }
-  // Blocks that get something of what one of them loads.
+  // How many blocks receive a part of one block's loads, itself included.
   DIGLOT_HOST_DEVICE int receivers() const { return rows + columns - 1; }
   // This block's place among them, and the number of its cluster.
   DIGLOT_DEVICE int rank() const { return static_cast<int>(blockIdx.x) & (blocks() - 1); }
@@ -173,13 +174,13 @@ struct Sharing {
   DIGLOT_DEVICE uint32_t cluster() const { return blockIdx.x >> (log(rows) + log(columns)); }
   DIGLOT_DEVICE uint32_t clusters() const { return gridDim.x >> (log(rows) + log(columns)); }
 
-  // Of 1, 2 or 4, to the base 2.
+  // The logarithm of 1, 2 or 4 to base 2.
   DIGLOT_HOST_DEVICE static constexpr int log(int size) { return size >> 1; }
 };
 
 struct WgmmaProduct {
   Major major_a, major_b;
-  SplitSchedule schedule;  // of clusters: one for as many tiles as it has blocks that share
+  SplitSchedule schedule;  // a cluster counts as one, and has a tile for each block that shares
   Sharing sharing;
   bool meets;             // whether blocks that have parts of a tile form a cluster
   int64_t inner_batches;  // those of the batch's first dimension
@@ -190,7 +191,7 @@ struct WgmmaProduct {
   int64_t input_batch_strides[kTmaBatchRank];  // of the epilogue's input
 };
 
-// How a block shares tiles, as far as the compiler does not know that it shares none.
+// How a block shares tiles. Shapes without sharing get a constant.
 template <typename Shape>
 DIGLOT_DEVICE Sharing sharing_of(const WgmmaProduct& product) {
   if constexpr (Shape::kShares) return product.sharing;
@@ -280,8 +281,8 @@ DIGLOT_DEVICE void load_share(const TensorMap& map, char* tile, Mbarrier& full, 
 }
 
 // A consumer hands a stage back, to the producers of all blocks that loaded something of it: those
-// beside and below this one. A thread tells one of them. What it needs stays in no registers, since
-// sums fill them.
+// in its row and in its column. A thread tells one of them. Ranks are computed here each time,
+// since sums fill the registers.
 DIGLOT_DEVICE void release_stage(Mbarrier& empty, const Sharing& sharing = {}) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
   if (thread >= sharing.receivers()) return;

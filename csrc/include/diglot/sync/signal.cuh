@@ -27,7 +27,8 @@
 //
 // Patience. Every wait ends: after `patience` nanoseconds a block gives up. The first that does so
 // writes to the report who waited for whom. It also marks the counter of launches, so that all
-// threads of a later block learn of the fault with their epoch. Their waits fail at once.
+// threads of a later block learn of the fault with their epoch. Their meetings fail at once, and
+// their waits for packets take only those that have come.
 #pragma once
 
 #include "diglot/platform.cuh"
