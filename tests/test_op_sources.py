@@ -37,6 +37,15 @@ def test_kernels_of_another_op():
     assert {"layer_norm.cu", "backward_resident.cuh"} <= names("cuda", "add_layer_norm")
 
 
+def test_kernels_for_one_architecture():
+    """Those of the op, and those that all of its kind use."""
+    product = {"tensor_cores.cuh", "padded_copy.cu", "wide_matmul.cu"}
+    assert product <= names("cuda", "matmul") and product <= names("cuda", "addmm")
+    assert "scaled.cuh" in names("cuda", "scaled_mm")
+    assert not {"scaled.cuh", "grouped_tensor_cores.cuh"} & names("cuda", "matmul")
+    assert not product & names("cuda", "gelu")
+
+
 def test_families():
     assert op_sources.families_of("gelu") == {"elementwise"}
     assert {"rows", "norm_forward", "norm_backward"} <= op_sources.families_of("rms_norm")

@@ -140,8 +140,7 @@ Sharing choose_sharing(Planner& planner, const Product& product, const Variant& 
   const auto rounds_of = [&](const Sharing& sharing) {
     const int64_t clusters = rounded_up_quotient(tiles.rows, sharing.rows) *
                              rounded_up_quotient(tiles.columns, sharing.columns) * tiles.batches;
-    const int64_t places = places_in_clusters(sharing.blocks(), multiprocessors);
-    return rounded_up_quotient(clusters, std::max<int64_t>(places / sharing.blocks(), 1));
+    return rounded_up_quotient(clusters, clusters_at_once(sharing.blocks(), multiprocessors));
   };
   for (const int64_t form : {14, 12, 4, 2}) {
     const Sharing sharing = sharing_of(form, tiles, variant);
@@ -293,7 +292,7 @@ void plan_wgmma(Planner& planner, const Product& product, WgmmaOperands operands
   const int64_t count = given.schedule.count();
   int64_t blocks = count * sharers;
   if (!variant.meets && blocks > multiprocessors) {
-    blocks = std::max(places_in_clusters(sharers, multiprocessors), sharers) / sharers * sharers;
+    blocks = clusters_at_once(sharers, multiprocessors) * sharers;
   }
   Launch how{static_cast<unsigned>(blocks), Shape::kThreads};
   how.cluster_blocks = variant.meets ? variant.parts : static_cast<int>(sharers);

@@ -95,7 +95,15 @@ def files_of(language: str, op: str) -> dict[Path, str]:
     if language == "triton":
         return closure([folder_of("triton") / f"{op}.py"], modules)
     # Ops that launch each other's kernels do so in both languages, and only Triton's import them.
-    return closure([folder_of("cuda") / f"{other}.cu" for other in ops_of(op)], _headers)
+    folder, ops = folder_of("cuda"), ops_of(op)
+    files = [folder / f"{other}.cu" for other in ops]
+    # Kernels for one architecture lie in its folder: those of an op under its name, and others that
+    # serve all of these.
+    for own in sorted(folder.glob("sm_*")):
+        kernels = [own / path.name for path in files if (own / path.name).is_file()]
+        shared = [path for path in own.glob("*.cu") if not (folder / path.name).is_file()]
+        files += kernels + (shared if kernels else [])
+    return closure(files, _headers)
 
 
 def ops_of(op: str) -> list[str]:

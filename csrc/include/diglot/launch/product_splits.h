@@ -85,6 +85,10 @@ inline int64_t places_in_clusters(int64_t blocks, int64_t multiprocessors) {
          : blocks > 2 ? multiprocessors * 7 / 8
                       : multiprocessors;
 }
+// How many such clusters run at once, at least one.
+inline int64_t clusters_at_once(int64_t blocks, int64_t multiprocessors) {
+  return std::max<int64_t>(places_in_clusters(blocks, multiprocessors) / blocks, 1);
+}
 
 // The parts that the caller asked for, if a cluster can have them. If `asked` is 0: those that take
 // the least time. 1: several would need more than a round.
