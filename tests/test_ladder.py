@@ -133,7 +133,7 @@ FAULTS = {
     ),
     "7, one block releases": Fault(7, "if (thread < kCluster) ", "if (thread < 1) "),
     "7, one block is waited for": Fault(7, "init(kCluster * kConsumers)", "init(kConsumers)"),
-    "7, scope": Fault(7, ".wait_for_cluster(", ".wait("),
+    "7, scope": Fault(7, "wait_for_readers(empty[stage], ", "empty[stage].wait("),
     "7, the same half": Fault(7, "panel = rank * kHalf + i", "panel = i"),
     "7, bytes": Fault(7, "arrive_expect(Tiles::kBytes)", "arrive_expect(Tiles::A::kBytes)"),
     "7, a block ends early": Fault(7, "  cluster_sync();\n}", "}"),

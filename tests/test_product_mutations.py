@@ -12,7 +12,7 @@ HEADERS = [
     ROOT / "csrc/include/diglot/products" / name
     for name in (
         *("tensor_cores.cuh", "accumulators.cuh", "epilogue.cuh", "tma_store.cuh"),
-        *("split.cuh", "schedule.cuh", "row_sums.cuh"),
+        *("split.cuh", "ring.cuh", "schedule.cuh", "row_sums.cuh"),
     )
 ]
 KERNELS = ROOT / "tests/planted/tensor_cores.cu"
@@ -30,13 +30,15 @@ pytestmark = [
 FAULTS = {
     "none": NO_FAULT,
     "K's tail": Fault("step < part.end", "step + 1 < part.end"),
-    "phase": Fault("full[ring.stage].wait(ring.parity);", "full[ring.stage].wait(0);"),
-    "no wait for the stage": Fault("full[ring.stage].wait(ring.parity);", ""),
+    "phase": Fault(
+        "wait_at(at.full(ring.stage), ring.parity);", "wait_at(at.full(ring.stage), 0);"
+    ),
+    "no wait for the stage": Fault("wait_at(at.full(ring.stage), ring.parity);", ""),
     "no wait for its release": Fault(
-        "is_alone ? free.wait(ring.parity ^ 1) : free.wait_for_cluster(ring.parity ^ 1);", ""
+        "wait_for_readers(at.empty(ring.stage), ring.parity ^ 1);\n      const", "const"
     ),
     "release before the products end": Fault("wgmma_wait<1>();", "wgmma_wait<2>();"),
-    "bytes": Fault("arrive_expect(Shape::kBytesA + bytes_b)", "arrive_expect(Shape::kBytesA)"),
+    "bytes": Fault("arrive_expect_at(full, bytes);", "arrive_expect_at(full, Shape::kBytesA);"),
     "no fence before the store": Fault(
         "fence_async_proxy();  // each thread's writes, before TMA", "// TMA"
     ),
@@ -53,7 +55,7 @@ FAULTS = {
     "memory ends while TMA reads it": Fault(
         "if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();", ""
     ),
-    "the other consumer's rows": Fault("full, empty, tile_row,", "full, empty, 0,"),
+    "the other consumer's rows": Fault("sums, ring, at, tile_row,", "sums, ring, at, 0,"),
     "registers": Fault("kConsumers > 2 ? 160 : 232;", "kConsumers > 2 ? 160 : 240;"),
 }
 # Of exchanged operands, whose K is split.
@@ -77,27 +79,33 @@ SPLIT_FAULTS = {
 MEETING_FAULTS = {
     "none, in clusters": NO_FAULT,
     "a share that no block finishes": Fault("parts == rank; }", "parts == rank && column > 0; }"),
-    "both consumers' sums in one place": Fault("consumer * kSums * kWarpgroupThreads +", "0 +"),
-    "sums over tiles in use": Fault("named_barrier_sync(kAll, kConsuming);", ""),
-    "arrival before own sums": Fault(
-        "named_barrier_sync(barrier, kWarpgroupThreads);  // the arrival is that of all threads\n"
-        "    cluster_wait",
-        "cluster_wait",
+    "both consumers' sums in one place": Fault(
+        "Shape::kConsumers + consumer) *", "Shape::kConsumers) *"
     ),
+    "all parts in one place": Fault("number * (parts - 1) + from - (from > owner)", "number"),
+    "another part's place": Fault("+ from - (from > owner)", "+ from - (from >= owner)"),
+    "sums over tiles in use": Fault(
+        "named_barrier_sync(Shape::kConsumers > 1 ? kAll : barrier, kConsuming);", ""
+    ),
+    "sums over another block's tiles": Fault("wait_for_readers(is_free, 0);", ""),
+    "memory is free for few": Fault("is_free.init(blocks);", "is_free.init(1);"),
     "arrival at barriers that are not ready": Fault(
-        "cluster_wait();                                  // the others'", "// the others'"
+        "cluster_wait();  // the others'", "// the others'"
     ),
-    "no wait for other blocks": Fault("are_there.wait_for_cluster(0);", ""),
-    "its own sums alone": Fault("dsmem(own, other)", "own"),
-    "memory ends while others read it": Fault("cluster.arrive<true>();\n  cluster.wait();", ""),
+    "no wait for other blocks": Fault("are_there.wait(0);", ""),
+    "few bytes": Fault("bytes += (parts - 1) *", "bytes += (parts - 2) *"),
+    "its own sums alone": Fault("from == rank ? own", "from >= 0 ? own"),
+    "C over sums in use": Fault(
+        "named_barrier_sync(barrier, kWarpgroupThreads);  // C's tile", "// C's tile"
+    ),
 }
 # Of clusters whose blocks share tiles of A and of B.
 SHARING_FAULTS = {
     "none, in clusters that share": NO_FAULT,
-    "a share in the first one's place": Fault("tile + first * kLineBytes, full", "tile, full"),
-    "another share": Fault("{depth, side + first,", "{depth, side,"),
-    "a share of A in the first one's place": Fault("+ line * kLineBytes, full", ", full"),
-    "another share of A": Fault("{side + first, depth + line,", "{side + first, depth,"),
+    "a share in the first one's place": Fault("+ static_cast<uint32_t>(line * kLineBytes)", ""),
+    "another share": Fault("side += line, line = 0", "line = 0"),
+    "another share along K": Fault("depth + line}", "depth}"),
+    "shares of few lines": Fault("? kSide : kDepth) >> share.log", "? kSide : kDepth) / 4"),
     "a share for one block": Fault(
         "below << sharing.rows * sharing.column()", "1 << sharing.rank()"
     ),
@@ -110,12 +118,14 @@ SHARING_FAULTS = {
         "Cluster{sharing.blocks(), true, sharing.receivers()}",
         "Cluster{sharing.blocks(), true, 4}",
     ),
-    "the first column's tile": Fault(
-        "+ sharing.column()) * Shape::kColumns;", ") * Shape::kColumns;"
-    ),
+    "the first column's tile": Fault("tile.column * columns + column()", "tile.column * columns"),
     "a wait of the block's scope": Fault(
-        "is_alone ? free.wait(ring.parity ^ 1) : free.wait_for_cluster(ring.parity ^ 1);",
-        "free.wait(ring.parity ^ 1);",
+        "wait_for_readers(at.empty(ring.stage), ring.parity ^ 1);\n      const",
+        "wait_at(at.empty(ring.stage), ring.parity ^ 1);\n      const",
+    ),
+    "memory ends while others reach it": Fault(
+        "for (int stage = 0; stage < Shape::kStages; ++stage, ring.advance()) {",
+        "for (int stage = Shape::kStages; stage < Shape::kStages; ++stage, ring.advance()) {",
     ),
     "shares before the others' barriers": Fault(
         "if (cluster.shares) cluster.wait();\n    if constexpr (Shape::kMovesRegisters) release",
@@ -137,7 +147,7 @@ TURNS_FAULTS = {
     ),
     "the ring's round": Fault("parity ^= static_cast<uint32_t>(rounds) & 1;", ""),
     "the other consumer's tiles too": Fault("(Shape::kTakesTurns ? 2 : 1)", "1"),
-    "the first half's rows of A": Fault("first_row + half * Shape::kConsumerRows", "first_row"),
+    "the first half's rows of A": Fault("half * Shape::kConsumerRows, k", "0, k"),
     "the first half's rows of C": Fault("half * Shape::kConsumerRows, has", "0, has"),
     "the first half's sums": Fault("sums[0][i] = sums[1][i];", ";"),
     "a release by both": Fault("kTakesTurns ? 1 : kConsumers;", "kConsumers;"),

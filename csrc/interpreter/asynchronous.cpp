@@ -1,5 +1,6 @@
 #include "interpreter/asynchronous.h"
 
+#include <array>
 #include <cstring>
 
 #include "interpreter/block.h"
@@ -45,6 +46,25 @@ void note_use(const Target& barrier, Access access, Place place) {
               place);
 }
 
+// Waits for an mbarrier of the block, and returns its offset.
+std::size_t wait_for_phase(const void* barrier, bool parity, Place place) {
+  Block& block = *current_block();
+  Mbarriers& barriers = block.mbarriers();
+  Mbarriers::Wait wait;
+  const std::size_t offset = own_offset(barrier, "a wait for an mbarrier", place);
+  check_fault(barriers.begin_wait(offset, parity, wait), place);
+  note_use({&block, offset}, Access::kStrongRead, place);
+  block.wait_until([&barriers, wait] { return barriers.has_ended(wait); }, "Mbarrier::wait()",
+                   [&barriers, offset] { return barriers.account(offset); }, place);
+  if (barriers.is_missed(wait)) {
+    fail(
+        "two phases of an mbarrier ended while a thread waited for the first: a GPU's thread may "
+        "wait for ever",
+        place);
+  }
+  return offset;
+}
+
 }  // namespace
 
 std::uint32_t shared_address(const void* shared, Place place) {
@@ -60,6 +80,10 @@ std::uint32_t cluster_address(std::uint32_t address, std::uint32_t rank, Place p
          place);
   }
   return (rank + 1) << kRankBit | (address & kWindowMask);
+}
+
+const void* own_memory(std::uint32_t address, Place place) {
+  return target_of(address, place).pointer();
 }
 
 const void* shared_of_rank(const void* shared, int rank, Place place) {
@@ -125,21 +149,14 @@ bool mbarrier_try_wait(const void* barrier, bool parity, Scope scope, Place plac
 }
 
 void mbarrier_wait(const void* barrier, bool parity, Scope scope, Place place) {
+  acquire(wait_for_phase(barrier, parity, place), scope);
+}
+
+void mbarrier_wait_for_readers(const void* barrier, bool parity, Place place) {
+  const std::size_t offset = wait_for_phase(barrier, parity, place);
   Block& block = *current_block();
-  Mbarriers& barriers = block.mbarriers();
-  Mbarriers::Wait wait;
-  const std::size_t offset = own_offset(barrier, "a wait for an mbarrier", place);
-  check_fault(barriers.begin_wait(offset, parity, wait), place);
-  note_use({&block, offset}, Access::kStrongRead, place);
-  block.wait_until([&barriers, wait] { return barriers.has_ended(wait); }, "Mbarrier::wait()",
-                   [&barriers, offset] { return barriers.account(offset); }, place);
-  if (barriers.is_missed(wait)) {
-    fail(
-        "two phases of an mbarrier ended while a thread waited for the first: a GPU's thread may "
-        "wait for ever",
-        place);
-  }
-  acquire(offset, scope);
+  Clock& readers = block.thread().readers;
+  readers = Order::join(readers, block.mbarriers().released(offset, Scope::kCluster));
 }
 
 void fence_mbarrier_init(Place) {
@@ -153,8 +170,10 @@ void fence_mbarrier_init(Place) {
   }
 }
 
-void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::uint32_t barrier,
+void store_async(std::uint32_t to, const void* value, std::size_t bytes, std::uint32_t barrier,
                  Place place) {
+  std::array<char, 16> copy{};
+  std::memcpy(copy.data(), value, bytes);
   Block& self = *current_block();
   const Target target = target_of(to, place), signal = target_of(barrier, place);
   if (target.block != signal.block) {
@@ -163,9 +182,9 @@ void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::
   Operation operation("an asynchronous store of " + std::to_string(bytes) + " bytes", place);
   operation.is_in_async_proxy = false;
   operation.uses_shared = false;
-  operation.complete = [target, signal, value, bytes](const Operation& issued) {
+  operation.complete = [target, signal, copy, bytes](const Operation& issued) {
     deliver(issued, target, signal, static_cast<std::uint32_t>(bytes), [&](const Channel&) {
-      std::memcpy(target.pointer(), &value, bytes);
+      std::memcpy(target.pointer(), copy.data(), bytes);
       return "";
     });
   };

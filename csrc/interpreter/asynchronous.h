@@ -12,6 +12,8 @@ namespace diglot::interpreter {
 // Shared memory by 32-bit addresses. Those of another block of the cluster have its rank in them.
 std::uint32_t shared_address(const void* shared, Place place);
 std::uint32_t cluster_address(std::uint32_t address, std::uint32_t rank, Place place);
+// The memory at an address.
+const void* own_memory(std::uint32_t address, Place place);
 // The address in another block's shared memory, by its rank in the cluster.
 const void* shared_of_rank(const void* shared, int rank, Place place);
 
@@ -27,11 +29,18 @@ void mbarrier_arrive(std::uint32_t barrier, std::uint32_t arrivals, std::uint32_
 // A wait of the block's scope acquires nothing of other blocks' threads.
 bool mbarrier_try_wait(const void* barrier, bool parity, Scope scope, Place place);
 void mbarrier_wait(const void* barrier, bool parity, Scope scope, Place place);
+// Acquires nothing: only the asynchronous operations that the thread issues later come after what
+// those have read who arrived.
+void mbarrier_wait_for_readers(const void* barrier, bool parity, Place place);
 void fence_mbarrier_init(Place place);
 
-// Stores up to 8 bytes in a block of the cluster, and completes as many at its mbarrier.
-void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::uint32_t barrier,
+// Stores up to 16 bytes in a block of the cluster, and completes as many at its mbarrier.
+void store_async(std::uint32_t to, const void* value, std::size_t bytes, std::uint32_t barrier,
                  Place place);
+inline void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes,
+                        std::uint32_t barrier, Place place) {
+  store_async(to, &value, bytes, barrier, place);
+}
 
 // Copies of a few bytes from global to shared memory, in groups of the thread.
 void copy_async(void* shared, const void* global, std::size_t bytes, Place place);

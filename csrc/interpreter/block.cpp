@@ -79,6 +79,7 @@ void Block::begin_thread() {
     const std::string fault = block.thread_->accumulators->fault_at_end();
     if (!fault.empty()) block.grid_.fail(block.name_of(*block.thread_) + ": " + fault);
   }
+  block.acquire(block.thread_->readers);  // whom it has waited for: its end comes later
   block.thread_->state = State::kDone;
   block.suspend();
 }
@@ -309,6 +310,7 @@ int Block::add_channel() {
 
 void Block::issue(Operation operation) {
   sign(operation);
+  operation.clock = Order::join(operation.clock, thread_->readers);
   cluster_->queue().issue(std::move(operation));
 }
 

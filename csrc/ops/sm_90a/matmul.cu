@@ -63,6 +63,7 @@ struct Variant {
   int asked_number(int64_t m) const {
     return columns < m && is_narrow() ? kNarrowOfMany : number();
   }
+  int most_meeting() const { return diglot::most_meeting(rows, columns, is_exchanged); }
   int64_t bytes_of_sums() const { return int64_t{4} * rows * columns; }
 };
 
@@ -237,7 +238,9 @@ Variant best_variant(Planner& planner, const Product& product) {
         (asked_parts == 0 && (asked_sharing > 1 || variant.asked_number(m) == kNarrowOfMany));
     const int64_t parts_asked = is_whole ? 1 : asked_parts;
     const int meeting =
-        asked_meeting == kNever ? 1 : parts_in_cluster(work, parts_asked, multiprocessors);
+        asked_meeting == kNever
+            ? 1
+            : parts_in_cluster(work, parts_asked, variant.most_meeting(), multiprocessors);
     variant.time = time_in_cluster(work, meeting, multiprocessors);
     variant.parts = meeting, variant.meets = meeting > 1;
     if (meeting == 1 || asked_meeting != kAlways) {

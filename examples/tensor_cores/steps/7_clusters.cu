@@ -9,6 +9,7 @@
 // whoever loads it. No block may end while the other may write to it, or arrive.
 //
 // Prediction: L2 no longer limits. The tensor cores do, as fast as their power allows.
+#include "diglot/products/ring.cuh"
 #include "diglot/sync/cluster.cuh"
 #include "steps.h"
 
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int row = (tile.row * kCluster + rank) * kRows, column = tile.column * kColumns;
       for (int depth = 0; depth < product.k; depth += kDepth, ++turn) {
         const int stage = turn % kStages, round = turn / kStages;
-        empty[stage].wait_for_cluster((round + 1) % 2);
+        wait_for_readers(empty[stage], (round + 1) % 2);
         load_shared(tiles[stage], full[stage], a, b, rank, row, column, depth);
       }
     }

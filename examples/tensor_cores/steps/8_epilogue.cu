@@ -9,6 +9,7 @@
 // Prediction: the time that a consumer stores shrinks, and with it the time without products. The
 // shorter K, the more that is worth.
 #include "diglot/mma/matrix.cuh"
+#include "diglot/products/ring.cuh"
 #include "diglot/sync/cluster.cuh"
 #include "steps.h"
 
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int row = (tile.row * kCluster + rank) * kRows, column = tile.column * kColumns;
       for (int step = 0; step < steps; ++step, ++turn) {
         const int stage = turn % kStages, round = turn / kStages;
-        empty[stage].wait_for_cluster((round + 1) % 2);
+        wait_for_readers(empty[stage], (round + 1) % 2);
         load_shared(shared.tiles[stage], full[stage], a, b, rank, row, column, step * kDepth);
       }
     }

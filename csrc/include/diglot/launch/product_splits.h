@@ -28,7 +28,6 @@ constexpr double kMeeting = 1170, kMeetingPart = 220;  // of parts that a cluste
 constexpr double kFromMemory = 4100;                   // what memory gives all SMs
 constexpr double kHidden = 0.6;  // of the shorter of loading and computing, by the longer one
 constexpr int kMostParts = 16;   // that the model considers
-constexpr int kMostMeeting = 8;  // blocks of a cluster, on all devices
 constexpr int64_t kMostSplitBytes = 64 << 20;  // scratch that a stream keeps
 
 inline int64_t rounded_up_quotient(int64_t count, int64_t by) { return (count + by - 1) / by; }
@@ -91,10 +90,11 @@ inline int64_t clusters_at_once(int64_t blocks, int64_t multiprocessors) {
 }
 
 // The parts that the caller asked for, if a cluster can have them. If `asked` is 0: those that take
-// the least time. 1: several would need more than a round.
-inline int parts_in_cluster(const TileWork& work, int64_t asked, int64_t multiprocessors) {
+// the least time, at most `most`. 1: several would need more than a round.
+inline int parts_in_cluster(const TileWork& work, int64_t asked, int most,
+                            int64_t multiprocessors) {
   const auto fits = [&](int64_t parts) {
-    return parts <= kMostMeeting && parts <= work.steps &&
+    return parts <= most && parts <= work.steps &&
            work.tiles * parts <= places_in_clusters(parts, multiprocessors);
   };
   if (asked > 0) return fits(asked) ? static_cast<int>(asked) : 1;

@@ -57,10 +57,9 @@ DIGLOT_DEVICE void refuse_tma() {
 // --- boxes of a tensor ---------------------------------------------------------------------------
 
 // Loads a box. `tile` begins at a multiple of 128 bytes; with a swizzle, at a multiple of 8 spans.
-DIGLOT_DEVICE void tma_load(const TensorMap& map, void* tile, Mbarrier& barrier, Coordinates begin,
+// The first form takes shared addresses of the tile and the barrier.
+DIGLOT_DEVICE void tma_load(const TensorMap& map, uint32_t to, uint32_t full, Coordinates begin,
                             [[maybe_unused]] Place place = Place::here()) {
-  [[maybe_unused]] const uint32_t to = shared_address(tile, place);
-  [[maybe_unused]] const uint32_t full = shared_address(&barrier, place);
 #if defined(DIGLOT_INTERPRETER)
   interpreter::load_tensor(&map, begin, to, full, 0, place);
 #elif defined(DIGLOT_HAS_TMA)
@@ -71,14 +70,16 @@ DIGLOT_DEVICE void tma_load(const TensorMap& map, void* tile, Mbarrier& barrier,
   refuse_tma();
 #endif
 }
+DIGLOT_DEVICE void tma_load(const TensorMap& map, void* tile, Mbarrier& barrier, Coordinates begin,
+                            Place place = Place::here()) {
+  tma_load(map, shared_address(tile, place), shared_address(&barrier, place), begin, place);
+}
 
 // Loads a box to the same place in each block of the cluster whose rank's bit is set, and signals
 // the mbarrier at the same place there.
-DIGLOT_DEVICE void tma_load_multicast(const TensorMap& map, void* tile, Mbarrier& barrier,
+DIGLOT_DEVICE void tma_load_multicast(const TensorMap& map, uint32_t to, uint32_t full,
                                       Coordinates begin, uint16_t blocks,
                                       [[maybe_unused]] Place place = Place::here()) {
-  [[maybe_unused]] const uint32_t to = shared_address(tile, place);
-  [[maybe_unused]] const uint32_t full = shared_address(&barrier, place);
 #if defined(DIGLOT_INTERPRETER)
   interpreter::load_tensor(&map, begin, to, full, blocks, place);
 #elif defined(DIGLOT_HAS_TMA)
@@ -89,6 +90,12 @@ DIGLOT_DEVICE void tma_load_multicast(const TensorMap& map, void* tile, Mbarrier
 #else
   refuse_tma();
 #endif
+}
+DIGLOT_DEVICE void tma_load_multicast(const TensorMap& map, void* tile, Mbarrier& barrier,
+                                      Coordinates begin, uint16_t blocks,
+                                      Place place = Place::here()) {
+  tma_load_multicast(map, shared_address(tile, place), shared_address(&barrier, place), begin,
+                     blocks, place);
 }
 
 // Stores a box, without its elements outside the tensor. Coordinates must not be negative.

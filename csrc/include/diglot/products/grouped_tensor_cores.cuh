@@ -33,7 +33,7 @@ struct GroupShape : WgmmaShape<T, 256, !kDividesK_> {
   struct Shared {
     char ring[kRingBytes];  // a stage's tile of A, and behind it that of B
     char c[Base::kConsumers][Base::kParts][Base::kPartPanels][Base::PanelC::kBytes];
-    Mbarrier are_there[Base::kConsumers];  // not used
+    RingBarriers<kStages, Base::kConsumers> barriers;
   };
   static_assert(sizeof(Shared) <= Base::kSharedBytes - 1024);
 };
@@ -109,6 +109,21 @@ struct GroupRing {
     }
   }
 };
+
+// Loads a tile of A or B: `side` is where it begins along M or N, and `depth` along K.
+template <int kSide, int kDepth, int kLine, typename Batch>
+DIGLOT_DEVICE void load_tile(const TensorMap& map, char* tile, Mbarrier& full, Major major,
+                             int side, int depth, const Batch& batch) {
+  if (major == Major::kK) {
+    tma_load(map, tile, full, {depth, side, batch.inner, batch.outer});
+  } else {
+    DIGLOT_UNROLL
+    for (int first = 0; first < kSide; first += kLine) {
+      tma_load(map, tile + first * kDepth * 2, full,
+               {side + first, depth, batch.inner, batch.outer});
+    }
+  }
+}
 
 // Fills the ring for all tiles of the block.
 template <typename Shape>
@@ -353,11 +368,13 @@ DIGLOT_DEVICE void multiply_groups_by_wgmma(const TensorMap& a, const TensorMap&
     if (product.is_stored_by_tma) tma_prefetch_map(map_c);
   }
   share_out<Shape>(
-      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
-        produce_groups<Shape>(shared, full, empty, a, b, offsets, product);
+      [&](auto& shared, const auto&) {
+        produce_groups<Shape>(shared, shared.barriers.full, shared.barriers.empty, a, b, offsets,
+                              product);
       },
-      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
-        consume_groups<T, Shape>(shared, full, empty, map_c, offsets, epilogue, product);
+      [&](auto& shared, const auto&) {
+        consume_groups<T, Shape>(shared, shared.barriers.full, shared.barriers.empty, map_c,
+                                 offsets, epilogue, product);
       });
 }
 

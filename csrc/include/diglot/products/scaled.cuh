@@ -405,14 +405,12 @@ DIGLOT_DEVICE void multiply_scaled_by_wgmma(const TensorMap& a, const TensorMap&
     tma_prefetch_map(b);
     if (scaled.product.is_stored_by_tma) tma_prefetch_map(map_c);
   }
-  share_out<Shape>(
-      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
-        produce_stages<Shape>(shared, full, empty, a, b, scaled.product);
-      },
-      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
-        consume_scaled_stages<T, Shape>(shared, full, empty, map_c, scale_a, scale_b, epilogue,
-                                        scaled);
-      });
+  share_out<Shape>([&](auto&, const auto& at) { produce_stages<Shape>(at, a, b, scaled.product); },
+                   [&](auto& shared, const auto&) {
+                     consume_scaled_stages<T, Shape>(shared, shared.barriers.full,
+                                                     shared.barriers.empty, map_c, scale_a, scale_b,
+                                                     epilogue, scaled);
+                   });
 }
 
 }  // namespace diglot

@@ -4,12 +4,13 @@
 // Each leaves its sums in scratch and counts its arrival. The last to arrive adds up all parts in
 // the order of K, whichever it is itself. So results do not depend on who is last.
 //
-// Or the blocks form a cluster, which Triton has not. Each leaves its sums in its shared memory,
-// where the others read them, without a way through L2. Each finishes a share of the tile.
+// Or the blocks form a cluster, which Triton has not. Each finishes a share of the tile: the others
+// send it their sums of that share, from registers to its shared memory, without a way through L2.
 #pragma once
 
 #include "diglot/atomics.cuh"
 #include "diglot/mma/warpgroup.cuh"
+#include "diglot/products/ring.cuh"
 #include "diglot/products/schedule.cuh"
 #include "diglot/products/tma_store.cuh"
 #include "diglot/sync/cluster.cuh"
@@ -82,50 +83,119 @@ DIGLOT_DEVICE bool add_parts(float (&sums)[kSums], char* scratch, const TilePart
   return true;
 }
 
+// The most blocks of a cluster that have parts of a tile: those whose sums the ring has room for.
+// 1: the sums of a thread leave no registers for those of others.
+constexpr int most_meeting(int rows, int columns, bool is_exchanged) {
+  return columns > 224 && !is_exchanged ? 1 : rows > 64 ? 6 : 8;
+}
+
 // A consumer of a block that has part `rank` of a tile's K, while other blocks of the cluster have
 // the others. A block has one tile at most. `barrier` is the consumer's own.
 template <typename Shape>
 struct ClusterParts {
   static constexpr int kVector = 4, kConsuming = Shape::kConsumers * kWarpgroupThreads;
-  // The columns of a part of a tile, which one block finishes.
-  static constexpr int kColumns = Shape::kPartPanels * Shape::kPanelColumns;
+  // The columns of a part of a tile, which one block finishes, and a thread's sums of it.
+  static constexpr int kColumns = Shape::kPartPanels * Shape::kPanelColumns, kPart = kColumns / 2;
 
   typename Shape::Shared& shared;
   int consumer, barrier, rank, parts;
 
+  // Whether the ring has room for the sums that a block gets from all others.
+  static constexpr bool has_room() {
+    constexpr int kMost = (Shape::kColumns + kColumns - 1) / kColumns;  // parts of a tile
+    for (int parts = 2; parts <= most_meeting(Shape::kRows, Shape::kColumns, Shape::kIsExchanged);
+         ++parts) {
+      const int received = (parts - 1) * ((kMost + parts - 1) / parts) * kPart * kConsuming;
+      if (sizeof(float) * static_cast<unsigned>(received) > sizeof(shared.a) + sizeof(shared.b)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   // Whether this block finishes the part of the tile that begins at this column.
   DIGLOT_DEVICE bool has(int column) const { return column / kColumns % parts == rank; }
 
+  // Calls visit(part, owner, number) for the parts of a thread's sums. The block `owner` finishes
+  // the part, as its first one or a later one.
+  template <typename Visit>
+  DIGLOT_DEVICE void for_each_owned(float (&sums)[Shape::kSums], Visit visit) const {
+    int owner = 0, number = 0;
+    for_each_part<Shape>(sums, [&](auto& part, auto) {
+      visit(part, owner, number);
+      if (++owner == parts) owner = 0, ++number;
+    });
+  }
+
+  // Where its owner receives a thread's sums that the block `from` has of the part: bytes from the
+  // beginning of shared memory. Neighbouring threads have neighbouring vectors.
+  DIGLOT_DEVICE int offset(int from, int owner, int number) const {
+    const int before = number * (parts - 1) + from - (from > owner);
+    const int floats = (before * Shape::kConsumers + consumer) * kPart * kWarpgroupThreads;
+    return (floats + warpgroup_thread() * kVector) * static_cast<int>(sizeof(float));
+  }
+
   // Adds up, in the order of K, the sums that this block finishes.
   DIGLOT_DEVICE void add(float (&sums)[Shape::kSums]) const {
-    constexpr int kSums = Shape::kSums;
-    static_assert(sizeof(float) * kSums * kConsuming <= sizeof(shared.a) + sizeof(shared.b));
+    static_assert(has_room());
     const int thread = warpgroup_thread();
-    float* const own =
-        reinterpret_cast<float*>(&shared) + consumer * kSums * kWarpgroupThreads + thread * kVector;
+    auto& [is_free, are_there] = shared.barriers.meetings[consumer];
     // All consumers of the block have read the tiles that were there.
-    if constexpr (Shape::kConsumers > 1) {
-      constexpr int kAll = 1 + Shape::kConsumers;  // the barrier's number
-      named_barrier_sync(kAll, kConsuming);
-    }
-    DIGLOT_UNROLL
-    for (int i = 0; i < kSums; i += kVector) {
-      // Not by store_vector, which is for global memory.
-      *reinterpret_cast<Vector<float, kVector>*>(own + i * kWarpgroupThreads) = {
-          sums[i], sums[i + 1], sums[i + 2], sums[i + 3]};
-    }
-    named_barrier_sync(barrier, kWarpgroupThreads);  // the arrival is that of all threads
-    cluster_wait();                                  // the others' barriers are ready
-    Mbarrier& are_there = shared.are_there[consumer];
-    if (thread < parts) are_there.arrive_at(thread);
-    are_there.wait_for_cluster(0);
-    for_each_part<Shape>(sums, [&](auto& part, auto first) {
-      constexpr int kFirst = decltype(first)::value / 2;
-      if (!has(first)) return;
-      add_in_order(part, parts, [&](int other, int i) {
-        return load_vector<float, kVector>(dsmem(own, other) + (kFirst + i) * kWarpgroupThreads);
+    constexpr int kAll = 1 + Shape::kConsumers;  // the barrier's number
+    named_barrier_sync(Shape::kConsumers > 1 ? kAll : barrier, kConsuming);
+    cluster_wait();  // the others' barriers are ready
+    if (thread < parts) is_free.release_at(thread);
+    if (thread == 0) {
+      int bytes = 0;
+      for_each_owned(sums, [&](auto& part, int owner, int) {
+        if (owner == rank)
+          bytes += (parts - 1) * kWarpgroupThreads * static_cast<int>(sizeof(part));
       });
+      are_there.arrive_expect(bytes);
+    }
+    wait_for_readers(is_free, 0);
+    for_each_owned(sums, [&](auto& part, int owner, int number) {
+      if (owner == rank) return;
+      const uint32_t peer = cluster_address(shared_address(&shared), static_cast<uint32_t>(owner));
+      const uint32_t to = peer + static_cast<uint32_t>(offset(rank, owner, number));
+      const uint32_t signal = peer + shared_address(&are_there) - shared_address(&shared);
+      DIGLOT_UNROLL
+      for (int i = 0; i < static_cast<int>(sizeof(part) / sizeof(float)); i += kVector) {
+        store_async(to + sizeof(float) * i * kWarpgroupThreads,
+                    Vector<float, kVector>{part[i], part[i + 1], part[i + 2], part[i + 3]}, signal);
+      }
     });
+    are_there.wait(0);
+    // Its own sums go through memory too: the same instructions then load all parts.
+    float* const own = reinterpret_cast<float*>(shared.c[consumer]) + thread * kVector;
+    static_assert(sizeof(shared.c[consumer]) >= sizeof(float) * kPart * kWarpgroupThreads);
+    for_each_owned(sums, [&](auto& part, int owner, int number) {
+      if (owner != rank) return;
+      DIGLOT_UNROLL
+      for (int i = 0; i < static_cast<int>(sizeof(part) / sizeof(float)); i += kVector) {
+        // Not by store_vector, which is for global memory.
+        *reinterpret_cast<Vector<float, kVector>*>(own + i * kWarpgroupThreads) = {
+            part[i], part[i + 1], part[i + 2], part[i + 3]};
+      }
+      DIGLOT_UNROLL
+      for (float& sum : part) sum = 0;
+      // In a loop, whose code is there once: a small product fetches less of it.
+      DIGLOT_NO_UNROLL
+      for (int from = 0; from < parts; ++from) {
+        const char* const received = reinterpret_cast<const char*>(&shared);
+        const float* const added =
+            from == rank ? own
+                         : reinterpret_cast<const float*>(received + offset(from, rank, number));
+        DIGLOT_UNROLL
+        for (int i = 0; i < static_cast<int>(sizeof(part) / sizeof(float)); i += kVector) {
+          const auto four =
+              *reinterpret_cast<const Vector<float, kVector>*>(added + i * kWarpgroupThreads);
+          DIGLOT_UNROLL
+          for (int j = 0; j < kVector; ++j) part[i + j] += four[j];
+        }
+      }
+    });
+    named_barrier_sync(barrier, kWarpgroupThreads);  // C's tile takes the place of its own sums
   }
 };
 

@@ -27,6 +27,7 @@
 #include "diglot/mma/warpgroup.cuh"
 #include "diglot/mma/wgmma.cuh"
 #include "diglot/products/accumulators.cuh"
+#include "diglot/products/ring.cuh"
 #include "diglot/products/row_sums.cuh"
 #include "diglot/products/split.cuh"
 #include "diglot/sync/cluster.cuh"
@@ -79,14 +80,18 @@ struct WgmmaShape {
   static constexpr int kProducerThreads = kMovesRegisters ? kWarpgroupThreads : 32;
   static constexpr int kThreads = kConsumers * kWarpgroupThreads + kProducerThreads;
   static constexpr int kSums = kColumns / 2;  // of a thread
+  // Whether loops keep addresses in registers: in each step of a small tile, to compute them takes
+  // longer than its products.
+  static constexpr bool kKeepsAddresses = kHalves * kSums <= 64;
 
   // A panel of B is a line wide, so B may have more columns than the tile.
   static constexpr int kBytesA = kRows * kDepth * kBytes;
   static constexpr int kBytesB = (kColumns + kLine - 1) / kLine * kLine * kDepth * kBytes;
 
   // C is stored in parts of one or two panels, so that the ring has more room. Lines of a panel are
-  // rows of C: of an exchanged tile 16, 32 or 64 at a time.
-  static constexpr int kMostLines = kColumns % 64 == 0 ? 64 : 32;
+  // rows of C: of an exchanged tile 16, 32 or 64 at a time. Small tiles have two parts too: where
+  // parts of K meet, two blocks then finish the tile.
+  static constexpr int kMostLines = kColumns > 64 && kColumns % 64 == 0 ? 64 : 32;
   static constexpr int kExchangedLines = kColumns < kMostLines ? kColumns : kMostLines;
   static constexpr int kPanel = kIsExchanged ? kConsumerRows : 32;  // columns of C
   static constexpr int kPanelLines = kIsExchanged ? kExchangedLines : kConsumerRows;
@@ -94,14 +99,15 @@ struct WgmmaShape {
   static constexpr Swizzle kPanelSwizzle =
       kIsExchanged || kBytes == 4 ? Swizzle::k128 : Swizzle::k64;
   static constexpr int kPanels = kColumns / kPanelColumns;
-  static constexpr int kMostPanels = kIsExchanged || kConsumers > 2 ? 1 : 4 / kBytes;
+  static constexpr int kMostPanels =
+      kIsExchanged || kConsumers > 2 || kColumns <= 64 ? 1 : 4 / kBytes;
   static constexpr int kPartPanels = kPanels < kMostPanels ? kPanels : kMostPanels;
   static constexpr int kPartBytes = kPartPanels * kPanel * kPanelLines * kBytes;
   static constexpr int kParts = kTakesTurns ? 4 : 2;  // that shared memory holds
 
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr int kFittingStages =
-      (kSharedBytes - 1024 - kConsumers * kParts * kPartBytes) / (kBytesA + kBytesB);
+      (kSharedBytes - 2048 - kConsumers * kParts * kPartBytes) / (kBytesA + kBytesB);
   static constexpr int kMostStages = 16 / kConsumers;
   static constexpr int kStages = kFittingStages < kMostStages ? kFittingStages : kMostStages;
   static_assert(kStages >= 3 && kColumns % kPanelColumns == 0 && kColumns % 16 == 0);
@@ -116,7 +122,7 @@ struct WgmmaShape {
     char a[kStages][kBytesA];
     char b[kStages][kBytesB];
     char c[kConsumers][kParts][kPartPanels][PanelC::kBytes];
-    Mbarrier are_there[kConsumers];  // of ClusterParts
+    RingBarriers<kStages, kConsumers> barriers;
   };
   static_assert(sizeof(Shared) <= kSharedBytes - 1024);
 };
@@ -136,7 +142,7 @@ struct WideShape : WgmmaShape<T, kColumns_> {
     char a[Narrow::kStages][Narrow::kBytesA];
     char b[Narrow::kStages][Narrow::kBytesB];
     char c[Narrow::kConsumers][Narrow::kParts][kPartPanels][PanelC::kBytes];
-    Mbarrier are_there[Narrow::kConsumers];  // of ClusterParts
+    RingBarriers<Narrow::kStages, Narrow::kConsumers> barriers;
   };
 };
 
@@ -174,6 +180,11 @@ struct Sharing {
   DIGLOT_DEVICE uint32_t cluster() const { return blockIdx.x >> (log(rows) + log(columns)); }
   DIGLOT_DEVICE uint32_t clusters() const { return gridDim.x >> (log(rows) + log(columns)); }
 
+  // This block's tile of those that the cluster has.
+  DIGLOT_DEVICE Tile own(const Tile& tile) const {
+    return {tile.row * rows + row(), tile.column * columns + column(), tile.batch};
+  }
+
   // The logarithm of 1, 2 or 4 to base 2.
   DIGLOT_HOST_DEVICE static constexpr int log(int size) { return size >> 1; }
 };
@@ -198,26 +209,6 @@ DIGLOT_DEVICE Sharing sharing_of(const WgmmaProduct& product) {
   return {};
 }
 
-// The stages of the ring in turn, and the parity of their current phase.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  DIGLOT_DEVICE void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-  DIGLOT_DEVICE void advance(int count) {
-    stage += count;
-    const int rounds = stage / kStages;
-    stage -= rounds * kStages;
-    parity ^= static_cast<uint32_t>(rounds) & 1;
-  }
-};
-
 struct BatchPlace {
   int inner, outer;
 };
@@ -230,131 +221,142 @@ DIGLOT_DEVICE BatchPlace place_in_batch(const WgmmaProduct& product, int64_t bat
   return {static_cast<int>(number - outer * inner), static_cast<int>(outer)};
 }
 
-// Loads a tile of A or B: `side` is where it begins along M or N, and `depth` along K.
-template <int kSide, int kDepth, int kLine, typename Batch>
-DIGLOT_DEVICE void load_tile(const TensorMap& map, char* tile, Mbarrier& full, Major major,
-                             int side, int depth, const Batch& batch) {
-  if (major == Major::kK) {
-    tma_load(map, tile, full, {depth, side, batch.inner, batch.outer});
-  } else {
-    DIGLOT_UNROLL
-    for (int first = 0; first < kSide; first += kLine) {
-      tma_load(map, tile + first * kDepth * 2, full,
-               {side + first, depth, batch.inner, batch.outer});
-    }
-  }
-}
-
 // This block's share of a tile that some blocks of its cluster use: of a panel, some lines.
 struct Share {
-  int number, log;  // among 2^log
-  uint16_t blocks;  // a bit for each block that gets it
+  int number = 0, log = 0;  // among 2^log
+  uint16_t blocks = 0;      // a bit for each block that gets it; 0: this one alone has the tile
 
   DIGLOT_DEVICE static Share of_a(const Sharing& sharing) {
+    if (sharing.columns == 1) return {};
     const int beside = 1 | 1 << sharing.rows;
     return {sharing.column(), 1, static_cast<uint16_t>(beside << sharing.row())};
   }
   DIGLOT_DEVICE static Share of_b(const Sharing& sharing) {
+    if (sharing.rows == 1) return {};
     const int below = (1 << sharing.rows) - 1;
     return {sharing.row(), Sharing::log(sharing.rows),
             static_cast<uint16_t>(below << sharing.rows * sharing.column())};
   }
 };
 
-// Loads a share of a tile for all blocks that use it.
-template <int kSide, int kDepth, int kLine, typename Batch>
-DIGLOT_DEVICE void load_share(const TensorMap& map, char* tile, Mbarrier& full, Major major,
-                              int side, int depth, const Batch& batch, const Share& share) {
-  constexpr int kLineBytes = 128;
-  if (major == Major::kK) {
-    const int first = share.number * (kSide >> share.log);
-    tma_load_multicast(map, tile + first * kLineBytes, full,
-                       {depth, side + first, batch.inner, batch.outer}, share.blocks);
-  } else {
-    const int line = share.number * (kDepth >> share.log);
-    DIGLOT_UNROLL
-    for (int first = 0; first < kSide; first += kLine) {
-      tma_load_multicast(map, tile + first * kDepth * 2 + line * kLineBytes, full,
-                         {side + first, depth + line, batch.inner, batch.outer}, share.blocks);
-    }
-  }
-}
+// A consumer hands a stage back to the producers that loaded something of it: those in the block's
+// row and in its column of the cluster. Each of the first threads tells one of them.
+template <typename Shape>
+class Release {
+ public:
+  DIGLOT_DEVICE Release(const RingPlaces<Shape>& at, const Sharing& sharing)
+      : at_(at), sharing_(sharing), to_(find()) {}
 
-// A consumer hands a stage back, to the producers of all blocks that loaded something of it: those
-// in its row and in its column. A thread tells one of them. Ranks are computed here each time,
-// since sums fill the registers.
-DIGLOT_DEVICE void release_stage(Mbarrier& empty, const Sharing& sharing = {}) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
-  if (thread >= sharing.receivers()) return;
-  if (sharing.blocks() == 1) return empty.arrive();
-  const int row = sharing.row(), column = sharing.column(), rows = sharing.rows;
-  empty.release_at(thread < rows ? rows * column + thread : rows * (1 - column) + row);
+  DIGLOT_DEVICE void operator()(int stage) const {
+    // Many sums leave no register for an address.
+    const RingPlaces<Shape> to = Shape::kKeepsAddresses ? to_ : find();
+    if (to.first != 0) release_at(to.empty(stage), sharing_.blocks() == 1);
+  }
+
+ private:
+  // In the block that this thread tells. `first` is 0 if the thread tells nobody.
+  DIGLOT_DEVICE RingPlaces<Shape> find() const {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+    if (thread >= sharing_.receivers()) return {0};
+    if (sharing_.blocks() == 1) return at_;
+    const int row = sharing_.row(), column = sharing_.column(), rows = sharing_.rows;
+    const int rank = thread < rows ? rows * column + thread : rows * (1 - column) + row;
+    return {cluster_address(at_.first, static_cast<uint32_t>(rank))};
+  }
+
+  RingPlaces<Shape> at_;
+  Sharing sharing_;
+  RingPlaces<Shape> to_;
+};
+
+// A consumer alone with a stage hands it back.
+DIGLOT_DEVICE void release_stage(Mbarrier& empty) {
+  if (threadIdx.x % kWarpgroupThreads == 0) empty.arrive();
 }
 
 DIGLOT_DEVICE BatchPlace operator*(const BatchPlace& place, const TmaBatch& batch) {
   return {place.inner * batch.step[0], place.outer * batch.step[1]};
 }
 
-// Where a step's tiles of A and B begin, and in which matrices of a batch they are.
-struct StepPlace {
-  int row, column, depth;
-  BatchPlace in_a, in_b;
-};
+// The loads of A or B for a tile of C. `side` is where they begin along M or N.
+template <int kSide, int kDepth, int kLine>
+struct TileLoads {
+  int side, line;  // `line`: where this block's share begins along K, if panels have lines along it
+  uint32_t to;     // in the first stage
+  uint16_t blocks;  // that get the share
 
-// Fills the next stage of the ring.
-template <typename Shape>
-DIGLOT_DEVICE void produce_stage(typename Shape::Shared& shared, Ring<Shape::kStages>& ring,
-                                 Mbarrier* full, Mbarrier* empty, const TensorMap& a,
-                                 const TensorMap& b, Major major_a, Major major_b,
-                                 const StepPlace& place, const Sharing& sharing = {}) {
-  // Along N, K-major tiles have no more columns than C's; N-major ones have whole panels.
-  const uint32_t bytes_b =
-      major_b == Major::kK ? Shape::kColumns * Shape::kDepth * Shape::kBytes : Shape::kBytesB;
-  // The phase before a new barrier's first counts as ended: the first round waits for nobody.
-  Mbarrier& free = empty[ring.stage];
-  const bool is_alone = sharing.blocks() == 1;
-  is_alone ? free.wait(ring.parity ^ 1) : free.wait_for_cluster(ring.parity ^ 1);
-  full[ring.stage].arrive_expect(Shape::kBytesA + bytes_b);
-  if (sharing.columns == 1) {
-    load_tile<Shape::kRows, Shape::kDepth, Shape::kLine>(
-        a, shared.a[ring.stage], full[ring.stage], major_a, place.row, place.depth, place.in_a);
-  } else {
-    load_share<Shape::kRows, Shape::kDepth, Shape::kLine>(a, shared.a[ring.stage], full[ring.stage],
-                                                          major_a, place.row, place.depth,
-                                                          place.in_a, Share::of_a(sharing));
+  DIGLOT_DEVICE TileLoads(uint32_t first, bool is_along_k, int begin, const Share& share)
+      : blocks(share.blocks) {
+    constexpr int kLineBytes = 128;
+    line = share.number * ((is_along_k ? kSide : kDepth) >> share.log);
+    to = first + static_cast<uint32_t>(line * kLineBytes);
+    side = begin;
+    if (is_along_k) side += line, line = 0;
   }
-  if (sharing.rows == 1) {
-    load_tile<Shape::kColumns, Shape::kDepth, Shape::kLine>(
-        b, shared.b[ring.stage], full[ring.stage], major_b, place.column, place.depth, place.in_b);
-  } else {
-    load_share<Shape::kColumns, Shape::kDepth, Shape::kLine>(
-        b, shared.b[ring.stage], full[ring.stage], major_b, place.column, place.depth, place.in_b,
-        Share::of_b(sharing));
+
+  // Loads a step's tile to a stage that lies some bytes later.
+  DIGLOT_DEVICE void load(const TensorMap& map, bool is_along_k, int depth, const BatchPlace& batch,
+                          uint32_t bytes, uint32_t full) const {
+    DIGLOT_UNROLL
+    for (int first = 0; first < kSide; first += kLine) {
+      if (first > 0 && is_along_k) break;  // one box has all rows or columns
+      const int begin[] = {is_along_k ? depth : side + first, is_along_k ? side : depth + line};
+      const Coordinates at{begin[0], begin[1], batch.inner, batch.outer};
+      const uint32_t place = to + bytes + static_cast<uint32_t>(first * kDepth * 2);
+      if (blocks == 0) {
+        tma_load(map, place, full, at);
+      } else {
+        tma_load_multicast(map, place, full, at, blocks);
+      }
+    }
   }
-  ring.advance();
-}
+};
 
 // Fills the ring for all tiles of the block.
 template <typename Shape>
-DIGLOT_DEVICE void produce_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
-                                  const TensorMap& a, const TensorMap& b,
-                                  const WgmmaProduct& product) {
+DIGLOT_DEVICE void produce_stages(const RingPlaces<Shape>& at, const TensorMap& a,
+                                  const TensorMap& b, const WgmmaProduct& product) {
+  constexpr int kDepth = Shape::kDepth;
   const Sharing sharing = sharing_of<Shape>(product);
   Ring<Shape::kStages> ring;
   const auto count = static_cast<uint32_t>(product.schedule.count());
   const uint32_t clusters = sharing.clusters();
+  const bool is_a_along_k = product.major_a == Major::kK;
+  const bool is_b_along_k = product.major_b == Major::kK;
+  // Along N, K-major tiles have no more columns than C's; N-major ones have whole panels.
+  const uint32_t bytes =
+      Shape::kBytesA + (is_b_along_k ? Shape::kColumns * kDepth * Shape::kBytes : Shape::kBytesB);
   for (uint32_t index = sharing.cluster(); index < count; index += clusters) {
     const TilePart part = product.schedule.part(index);
-    const Tile tile = part.tile;
+    const Tile tile = sharing.own(part.tile);
     const BatchPlace batch = place_in_batch(product, tile.batch);
-    StepPlace place{(tile.row * sharing.rows + sharing.row()) * Shape::kRows,
-                    (tile.column * sharing.columns + sharing.column()) * Shape::kColumns,
-                    part.first * Shape::kDepth, batch * product.in_a, batch * product.in_b};
-    for (int step = part.first; step < part.end; ++step, place.depth += Shape::kDepth) {
-      produce_stage<Shape>(shared, ring, full, empty, a, b, product.major_a, product.major_b, place,
-                           sharing);
+    const int row = tile.row * Shape::kRows, column = tile.column * Shape::kColumns;
+    const TileLoads<Shape::kRows, kDepth, Shape::kLine> of_a(at.a(), is_a_along_k, row,
+                                                             Share::of_a(sharing));
+    const TileLoads<Shape::kColumns, kDepth, Shape::kLine> of_b(at.b(), is_b_along_k, column,
+                                                                Share::of_b(sharing));
+    for (int step = part.first; step < part.end; ++step) {
+      // The phase before a new barrier's first counts as ended: the first round waits for nobody.
+      wait_for_readers(at.empty(ring.stage), ring.parity ^ 1);
+      const uint32_t full = at.full(ring.stage);
+      const auto stage = static_cast<uint32_t>(ring.stage);
+      const int depth = step * kDepth;
+      arrive_expect_at(full, bytes);
+      of_a.load(a, is_a_along_k, depth, batch * product.in_a, stage * Shape::kBytesA, full);
+      of_b.load(b, is_b_along_k, depth, batch * product.in_b, stage * Shape::kBytesB, full);
+      ring.advance();
     }
   }
+  if (sharing.blocks() == 1) return;
+  // A block's shared memory ends with the block. Other blocks have then handed all stages back.
+  for (int stage = 0; stage < Shape::kStages; ++stage, ring.advance()) {
+    wait_for_readers(at.empty(ring.stage), ring.parity ^ 1);
+  }
+}
+
+template <bool kKeeps>
+DIGLOT_DEVICE uint64_t pinned_descriptor_if(uint64_t descriptor) {
+  return descriptor >> 32 << 32 | pinned_if<kKeeps>(static_cast<uint32_t>(descriptor));
 }
 
 // sums = a consumer's rows of a tile of C. The products of a stage run while the next one's are
@@ -363,14 +365,16 @@ DIGLOT_DEVICE void produce_stages(typename Shape::Shared& shared, Mbarrier* full
 template <typename T, typename Shape, Major kMajorA, Major kMajorB, typename OnIssued,
           typename OfRows>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
-                                   Ring<Shape::kStages>& ring, typename Shape::Shared& shared,
-                                   Mbarrier* full, Mbarrier* empty, int first_row, int steps,
-                                   const Sharing& sharing, const OnIssued& on_issued,
-                                   OfRows& of_rows) {
+                                   Ring<Shape::kStages>& ring, const RingPlaces<Shape>& at,
+                                   int first_row, int steps, const Release<Shape>& release,
+                                   const OnIssued& on_issued, OfRows& of_rows) {
   using TileA = typename Shape::template TileA<kMajorA>;
   using TileB = typename Shape::template TileB<kMajorB>;
   constexpr MmaType kType = kMmaType<T>;
   int previous = 0;
+  constexpr bool kKeeps = Shape::kKeepsAddresses;
+  const uint64_t first_a = pinned_descriptor_if<kKeeps>(TileA::descriptor(at.a(), first_row, 0));
+  const uint64_t first_b = pinned_descriptor_if<kKeeps>(TileB::descriptor(at.b(), 0, 0));
   DIGLOT_UNROLL
   for (auto& half : sums) {
     DIGLOT_UNROLL
@@ -379,23 +383,23 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
   }
   of_rows.begin();
   for (int step = 0; step < steps; ++step) {
-    full[ring.stage].wait(ring.parity);
-    const uint32_t a = shared_address(shared.a[ring.stage]);
-    const uint32_t b = shared_address(shared.b[ring.stage]);
+    wait_at(at.full(ring.stage), ring.parity);
+    const auto stage = static_cast<uint32_t>(ring.stage);
     wgmma_fence();
     DIGLOT_UNROLL
     for (int k = 0; k < Shape::kDepth; k += depth_of(kType)) {
+      const uint64_t b = TileB::moved(first_b, stage * (Shape::kBytesB / 16), 0, k);
       DIGLOT_UNROLL
       for (int half = 0; half < Shape::kHalves; ++half) {
-        const int row = first_row + half * Shape::kConsumerRows;
-        wgmma<kType, kType, kMajorA, kMajorB>(sums[half], TileA::descriptor(a, row, k),
-                                              TileB::descriptor(b, 0, k), true);
-        of_rows.template add<kMajorA>(TileA::descriptor(a, row, k));
+        const uint64_t a =
+            TileA::moved(first_a, stage * (Shape::kBytesA / 16), half * Shape::kConsumerRows, k);
+        wgmma<kType, kType, kMajorA, kMajorB>(sums[half], a, b, true);
+        of_rows.template add<kMajorA>(a);
       }
     }
     wgmma_commit();
     wgmma_wait<1>();
-    if (step > 0) release_stage(empty[previous], sharing);
+    if (step > 0) release(previous);
     previous = ring.stage;
     ring.advance();
   }
@@ -404,19 +408,19 @@ DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
   DIGLOT_UNROLL
   for (auto& half : sums) fence_accumulators(half);
   of_rows.end();
-  if (steps > 0) release_stage(empty[previous], sharing);
+  if (steps > 0) release(previous);
 }
 
 // The same for the operands' layout: one mainloop for each.
 template <typename T, typename Shape, typename OnIssued, typename OfRows>
 DIGLOT_DEVICE void multiply_stages(float (&sums)[Shape::kHalves][Shape::kSums],
-                                   Ring<Shape::kStages>& ring, typename Shape::Shared& shared,
-                                   Mbarrier* full, Mbarrier* empty, int first_row, Major order_a,
-                                   Major order_b, int steps, const Sharing& sharing,
-                                   const OnIssued& on_issued, OfRows& of_rows) {
+                                   Ring<Shape::kStages>& ring, const RingPlaces<Shape>& at,
+                                   int first_row, Major order_a, Major order_b, int steps,
+                                   const Release<Shape>& release, const OnIssued& on_issued,
+                                   OfRows& of_rows) {
   const auto multiply = [&](auto major_a, auto major_b) {
     multiply_stages<T, Shape, decltype(major_a)::value, decltype(major_b)::value>(
-        sums, ring, shared, full, empty, first_row, steps, sharing, on_issued, of_rows);
+        sums, ring, at, first_row, steps, release, on_issued, of_rows);
   };
   constexpr std::integral_constant<Major, Major::kK> kAlongK;
   constexpr std::integral_constant<Major, Major::kMn> kAlongMn;
@@ -507,7 +511,7 @@ struct Turns {
 // Multiplies and stores all tiles of the block, or those of this consumer's turns. C is of type
 // Out. `sums_of_rows`: where those of A's rows go, if Shape has them.
 template <typename T, typename Shape, typename Out>
-DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full, Mbarrier* empty,
+DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, const RingPlaces<Shape>& at,
                                   const TensorMap& map_c, const TensorMap& map_before,
                                   const Epilogue<Out>& epilogue, char* scratch,
                                   const WgmmaProduct& product, Out* sums_of_rows = nullptr) {
@@ -516,6 +520,7 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
       sizeof(T) == 2 && (Shape::kIsPlain || Shape::kIsActivated) && !Shape::kHasRowSums;
   const int consumer = consumer_number();
   const Sharing sharing = sharing_of<Shape>(product);
+  const Release<Shape> release(at, sharing);
   const int tile_row = Shape::kTakesTurns ? 0 : consumer * Shape::kConsumerRows;
   Ring<Shape::kStages> ring;
   TmaParts<Shape> stored{shared.c[consumer], 1 + consumer};
@@ -523,6 +528,8 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
   const uint32_t clusters = sharing.clusters();
   const uint32_t turn = Shape::kTakesTurns ? static_cast<uint32_t>(consumer) : 0;
   const Turns<Shape> turns{consumer};
+  const bool meets =
+      most_meeting(Shape::kRows, Shape::kColumns, Shape::kIsExchanged) > 1 && product.meets;
   uint64_t ones = 0;
   if constexpr (Shape::kHasRowSums) {
     ones = RowSums<T, kMmaType<T>>::make_ones(shared.ones[consumer], stored.barrier);
@@ -532,17 +539,17 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
   for (uint32_t index = sharing.cluster() + turn * clusters; index < count;
        index += clusters * (Shape::kTakesTurns ? 2 : 1)) {
     const TilePart part = product.schedule.part(index);
-    const Tile tile = part.tile;
-    const int row = (tile.row * sharing.rows + sharing.row()) * Shape::kRows + tile_row;
-    const int column = (tile.column * sharing.columns + sharing.column()) * Shape::kColumns;
+    const Tile tile = sharing.own(part.tile);
+    const int row = tile.row * Shape::kRows + tile_row, column = tile.column * Shape::kColumns;
     TileBias<Out, Shape> bias;
-    if constexpr (kKeepsBias) bias.load(epilogue, row, column);
+    // Where parts meet, registers are for their sums, and the bias comes later.
+    if (kKeepsBias && !meets) bias.load(epilogue, row, column);
     float sums[Shape::kHalves][Shape::kSums];
     turns.await();
     const auto multiply = [&](auto& of_rows) {
       multiply_stages<T, Shape>(
-          sums, ring, shared, full, empty, tile_row, product.major_a, product.major_b,
-          part.end - part.first, sharing,
+          sums, ring, at, tile_row, product.major_a, product.major_b, part.end - part.first,
+          release,
           [&] {
             if (index + clusters < count) turns.pass();
           },
@@ -572,18 +579,19 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, Mbarrier* full
     } else {
       const int parts = product.schedule.parts;
       const ClusterParts<Shape> in_cluster{shared, consumer, stored.barrier, part.part, parts};
-      if (product.meets) {
+      if (meets) {
         in_cluster.add(sums[0]);
-      } else if (parts > 1 && !of_rows.with(sums[0], [&](auto& all) {
-                   return add_parts<Shape::kConsumers>(all, scratch, part, parts, consumer,
-                                                       stored.barrier);
-                 })) {
-        continue;
+        if constexpr (kKeepsBias) bias.load(epilogue, row, column);
+      } else if (parts > 1) {
+        const bool is_last = of_rows.with(sums[0], [&](auto& all) {
+          return add_parts<Shape::kConsumers>(all, scratch, part, parts, consumer, stored.barrier);
+        });
+        if (!is_last) continue;
       }
       if constexpr (Shape::kHasRowSums) {
         if (column == 0) of_rows.store(sums_of_rows, row, static_cast<int>(epilogue.m));
       }
-      finish(sums[0], 0, [&](int first) { return !product.meets || in_cluster.has(first); });
+      finish(sums[0], 0, [&](int first) { return !meets || in_cluster.has(first); });
     }
   }
   // A block's shared memory ends with the block.
@@ -597,21 +605,21 @@ struct Cluster {
   bool shares = false;
   int receivers = 1;  // blocks that hand a stage back
 
-  // Whole warps arrive. At the end they publish their arrivals at other blocks' barriers.
-  template <bool kIsEnd>
+  // Whole warps arrive.
   DIGLOT_DEVICE void arrive() const {
     if (blocks == 1) return;
     __syncwarp();
-    kIsEnd ? cluster_arrive() : cluster_arrive_relaxed();
+    cluster_arrive_relaxed();
   }
   DIGLOT_DEVICE void wait() const {
     if (blocks > 1) cluster_wait();
   }
 };
 
-// Shares a block's warpgroups out: produce(shared, full, empty) by one thread, and consume(...) by
-// the consumers. The blocks of a cluster wait for each other's barriers, and none ends while others
-// reach its memory. A producer waits for nobody else before its first loads.
+// Shares a block's warpgroups out: produce(shared, full, empty, at) by one thread, and consume(...)
+// by the consumers. The blocks of a cluster wait for each other's barriers. Both functions see to
+// it that none ends while others reach its memory. A producer waits for nobody else before its
+// first loads.
 template <typename Shape, typename Produce, typename Consume>
 DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, Cluster cluster = {}) {
   constexpr int kReady = 15, kWarp = 32;  // the barrier's number
@@ -620,36 +628,35 @@ DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, Clu
   const int thread = static_cast<int>(threadIdx.x);
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
-  __shared__ Mbarrier full[Shape::kStages], empty[Shape::kStages];
+  const auto at = RingPlaces<Shape>::of(shared);
   if (thread >= kConsuming) {
     if (thread < kThreads) {
       if (thread == kConsuming) {
-        for (Mbarrier& barrier : full) barrier.init(1);  // the producer
+        for (Mbarrier& barrier : shared.barriers.full) barrier.init(1);  // the producer
         // One thread of each consumer.
-        for (Mbarrier& barrier : empty) barrier.init(Shape::kReaders * cluster.receivers);
-        for (Mbarrier& barrier : shared.are_there) barrier.init(cluster.blocks);
+        for (Mbarrier& barrier : shared.barriers.empty)
+          barrier.init(Shape::kReaders * cluster.receivers);
+        for (Meeting& meeting : shared.barriers.meetings) meeting.init(cluster.blocks);
         fence_mbarrier_init();
       }
       __syncwarp();
       named_barrier_arrive(kReady, kThreads);
     }
-    cluster.arrive<false>();
+    cluster.arrive();
     if (cluster.shares) cluster.wait();
     if constexpr (Shape::kMovesRegisters) release_registers<Shape::kProducerRegisters>();
     // By elect, so that the compiler knows that there is one thread. Its values are then uniform,
     // as TMA takes them. A loop over threads would take longer than a small stage's loads.
-    if (thread < kThreads && elect_one()) produce(shared, full, empty);
+    if (thread < kThreads && elect_one()) produce(shared, at);
     __syncwarp();
     if (!cluster.shares) cluster.wait();
   } else {
-    cluster.arrive<false>();
+    cluster.arrive();
     if (cluster.shares) cluster.wait();
     if constexpr (Shape::kMovesRegisters) take_registers<Shape::kConsumerRegisters>();
     named_barrier_sync(kReady, kThreads);
-    consume(shared, full, empty);
+    consume(shared, at);
   }
-  cluster.arrive<true>();
-  cluster.wait();
 }
 
 template <typename Shape>
@@ -668,16 +675,13 @@ DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, con
                                      char* scratch, const WgmmaProduct& product) {
   const Sharing sharing = sharing_of<Shape>(product);
   prefetch_maps<Shape>(a, b, map_c, product);
-  share_out<Shape>(
-      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
-        produce_stages<Shape>(shared, full, empty, a, b, product);
-      },
-      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
-        consume_stages<T, Shape>(shared, full, empty, map_c, map_before, epilogue, scratch,
-                                 product);
-      },
-      product.meets ? Cluster{product.schedule.parts}
-                    : Cluster{sharing.blocks(), true, sharing.receivers()});
+  share_out<Shape>([&](auto&, const auto& at) { produce_stages<Shape>(at, a, b, product); },
+                   [&](auto& shared, const auto& at) {
+                     consume_stages<T, Shape>(shared, at, map_c, map_before, epilogue, scratch,
+                                              product);
+                   },
+                   product.meets ? Cluster{product.schedule.parts}
+                                 : Cluster{sharing.blocks(), true, sharing.receivers()});
 }
 
 // Multiplies and sums A's rows, by a SummedShape and without clusters. `sums_of_rows` gets the
@@ -688,14 +692,11 @@ DIGLOT_DEVICE void multiply_and_sum_rows(const TensorMap& a, const TensorMap& b,
                                          T* sums_of_rows, char* scratch,
                                          const WgmmaProduct& product) {
   prefetch_maps<Shape>(a, b, map_c, product);
-  share_out<Shape>(
-      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
-        produce_stages<Shape>(shared, full, empty, a, b, product);
-      },
-      [&](auto& shared, Mbarrier* full, Mbarrier* empty) {
-        consume_stages<T, Shape>(shared, full, empty, map_c, map_c, epilogue, scratch, product,
-                                 sums_of_rows);
-      });
+  share_out<Shape>([&](auto&, const auto& at) { produce_stages<Shape>(at, a, b, product); },
+                   [&](auto& shared, const auto& at) {
+                     consume_stages<T, Shape>(shared, at, map_c, map_c, epilogue, scratch, product,
+                                              sums_of_rows);
+                   });
 }
 
 }  // namespace diglot
