@@ -136,7 +136,6 @@ struct WideShape : WgmmaShape<T, kColumns_> {
   static constexpr Swizzle kPanelSwizzle = Swizzle::k128;
   using PanelC =
       SmemTile<MmaType::kTf32, Major::kK, kPanelSwizzle, Narrow::kPanelLines, Narrow::kPanel>;
-  static_assert(PanelC::kBytes == Narrow::kPartBytes);
 
   struct Shared {
     char a[Narrow::kStages][Narrow::kBytesA];
@@ -144,6 +143,7 @@ struct WideShape : WgmmaShape<T, kColumns_> {
     char c[Narrow::kConsumers][Narrow::kParts][kPartPanels][PanelC::kBytes];
     RingBarriers<Narrow::kStages, Narrow::kConsumers> barriers;
   };
+  static_assert(sizeof(Shared) <= Narrow::kSharedBytes - 1024);
 };
 
 // Of products of 16 bits that also sum A's rows. The sides of A and B are contiguous, as those of
