@@ -141,7 +141,7 @@ def test_parts_of_k(backend):
 
 
 @needs_cuda
-@pytest.mark.parametrize("columns", [64, 160, 256])
+@pytest.mark.parametrize("columns", [64, 160, 224])
 def test_parts_of_k_in_clusters(columns):
     """As many parts in scratch have the same bits."""
     a, b = operands(70, columns - 8, 700, "NT", F32)

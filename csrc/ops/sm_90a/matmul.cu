@@ -126,8 +126,8 @@ Sharing sharing_of(int64_t asked, const TileSchedule& tiles, const Variant& vari
   return sharing;
 }
 
-// The blocks that share a variant's tiles. By default those of kNarrowOfMany share, as L2 may limit
-// them: in the largest clusters that need no more rounds than single blocks.
+// The blocks that share a variant's tiles. By default those of kNarrowOfMany share: in the largest
+// clusters that need no more rounds than single blocks.
 Sharing choose_sharing(Planner& planner, const Product& product, const Variant& variant) {
   const int64_t m = product.planned_m(), asked = planner.tuned(Tunable::kProductsCluster);
   if (variant.takes_turns || variant.parts > 1 || variant.rows > 128 ||
@@ -176,10 +176,7 @@ std::vector<Variant> variants_of(Planner& planner, const Product& product) {
     is_plain(product) ? add_narrowest(kPlainExchangedWidths) : add_narrowest(kExchangedWidths);
   }
   const bool is_few = !variants.empty() && m <= few;
-  if (has_exchanged && m > 64 && !product.is_batch_invariant &&
-      planner.tuned(Tunable::kProductsColumns) == kNarrowOfMany) {
-    add(64, true);
-  }
+  if (has_exchanged && m > 64 && !product.is_batch_invariant) add(64, true);
   if (!is_few) is_plain(product) ? add_all(kPlainWidths) : add_all(kWidths);
   // Where a plan must not depend on M, it has to serve few rows too.
   if (is_plain(product) && product.c->dtype != DType::kFloat32 && !product.is_batch_invariant) {
@@ -232,10 +229,8 @@ Variant best_variant(Planner& planner, const Product& product) {
                         variant.bytes_of_sums(),
                         variant.consumers(),
                         variant.takes_turns};
-    // Turns are along all of K, and so are tiles that blocks share.
-    const bool is_whole =
-        variant.takes_turns ||
-        (asked_parts == 0 && (asked_sharing > 1 || variant.asked_number(m) == kNarrowOfMany));
+    // Turns are along all of K, and so are tiles that blocks are asked to share.
+    const bool is_whole = variant.takes_turns || (asked_parts == 0 && asked_sharing > 1);
     const int64_t parts_asked = is_whole ? 1 : asked_parts;
     const int meeting =
         asked_meeting == kNever
