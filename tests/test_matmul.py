@@ -152,7 +152,8 @@ def test_clusters_need_no_more_rounds():
     for m, n in ((336, 1024), (128, 1024), (336, 128), (1000, 1024), (8, 1024)):
         a, b = (torch.empty(*shape, dtype=BF16, device=DEVICE) for shape in ((m, 4096), (n, 4096)))
         for is_invariant in (False, True):
-            with diglot.use_plans({"products.cuda.columns": 64064}), plan_runs(H200) as runs:
+            whole = {"products.cuda.columns": 64064, "products.cuda.split": 1}
+            with diglot.use_plans(whole), plan_runs(H200) as runs:
                 diglot.matmul(a, b.mT, backend="cuda", batch_invariant=is_invariant)
             found[m, n, is_invariant] = runs[0].plan.variant.partition("tiles of ")[2]
     assert {key: name for key, name in found.items() if "in clusters" in name} == {

@@ -83,7 +83,7 @@ MEETING_FAULTS = {
         "Shape::kConsumers + consumer) *", "Shape::kConsumers) *"
     ),
     "all parts in one place": Fault("number * (parts - 1) + from - (from > owner)", "number"),
-    "another part's place": Fault("+ from - (from > owner)", "+ from - (from >= owner)"),
+    "another part's place": Fault("+ from - (from > owner)", "+ from - (from < owner)"),
     "sums over tiles in use": Fault(
         "named_barrier_sync(Shape::kConsumers > 1 ? kAll : barrier, kConsuming);", ""
     ),

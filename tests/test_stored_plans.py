@@ -32,7 +32,6 @@ OF_H200 = {
     ("log_softmax_backward", "triton"): (0.993, 0.945, 0.993, 0.945),
     ("log_softmax_forward", "cuda"): (0.985, 0.879, 0.985, 0.879),
     ("log_softmax_forward", "triton"): (0.98, 0.764, 0.98, 0.764),
-    ("matmul_forward", "cuda"): (0.984, 0.751, 0.984, 0.751),
     ("matmul_forward", "triton"): (0.991, 0.871, 0.991, 0.871),
     ("rms_norm_backward", "cuda"): (0.985, 0.851, 0.985, 0.851),
     ("rms_norm_backward", "triton"): (0.959, 0.656, 0.96, 0.656),
