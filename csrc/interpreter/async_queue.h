@@ -27,6 +27,7 @@ struct Issue {
 
 struct Operation : Issue {
   bool uses_shared = true;             // of the block that issued it, which must not end before
+  bool follows_readers = false;        // it overwrites what threads may have handed back
   std::function<bool()> may_complete;  // empty: at any time
   std::function<void(const Operation&)> complete;  // its whole effect
 

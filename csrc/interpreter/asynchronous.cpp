@@ -182,6 +182,7 @@ void store_async(std::uint32_t to, const void* value, std::size_t bytes, std::ui
   Operation operation("an asynchronous store of " + std::to_string(bytes) + " bytes", place);
   operation.is_in_async_proxy = false;
   operation.uses_shared = false;
+  operation.follows_readers = true;
   operation.complete = [target, signal, copy, bytes](const Operation& issued) {
     deliver(issued, target, signal, static_cast<std::uint32_t>(bytes), [&](const Channel&) {
       std::memcpy(target.pointer(), copy.data(), bytes);

@@ -29,8 +29,8 @@ void mbarrier_arrive(std::uint32_t barrier, std::uint32_t arrivals, std::uint32_
 // A wait of the block's scope acquires nothing of other blocks' threads.
 bool mbarrier_try_wait(const void* barrier, bool parity, Scope scope, Place place);
 void mbarrier_wait(const void* barrier, bool parity, Scope scope, Place place);
-// Acquires nothing: only the asynchronous operations that the thread issues later come after what
-// those have read who arrived.
+// Acquires nothing. But what bulk loads and store_async overwrite later, those who arrived have
+// read before.
 void mbarrier_wait_for_readers(const void* barrier, bool parity, Place place);
 void fence_mbarrier_init(Place place);
 

@@ -310,7 +310,9 @@ int Block::add_channel() {
 
 void Block::issue(Operation operation) {
   sign(operation);
-  operation.clock = Order::join(operation.clock, thread_->readers);
+  if (operation.follows_readers) {
+    operation.clock = Order::join(operation.clock, thread_->readers);
+  }
   cluster_->queue().issue(std::move(operation));
 }
 

@@ -71,7 +71,7 @@ struct Thread {
   Wait wait;
   bool is_at_cluster_barrier = false;  // it has arrived, and not waited since
   std::uint32_t cluster_phase = 0;     // that it arrived in
-  Clock inits;  // of mbarriers, which the thread has fenced: a relaxed arrival tells of them
+  Clock inits;    // of mbarriers, which the thread has fenced: a relaxed arrival tells of them
   Clock readers;  // whom it has waited for: its end and the operations that it issues come later
   AsyncCopies copies;
   BulkGroups bulk_groups;

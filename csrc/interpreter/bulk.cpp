@@ -140,6 +140,7 @@ void issue_load(const Traffic& traffic, const char* what, std::uint32_t to_addre
   }
   Operation operation(traffic.name(what), place);
   operation.uses_shared = uses_shared || to.block == &self;
+  operation.follows_readers = true;
   operation.complete = [traffic, to, barrier](const Operation& issued) {
     deliver(issued, to, barrier, traffic.bytes,
             [&](const Channel& channel) { return load(issued, traffic, to, channel); });

@@ -74,9 +74,7 @@ struct RingPlaces {
   DIGLOT_DEVICE uint32_t empty(int stage) const { return full(Shape::kStages + stage); }
 };
 
-#if defined(DIGLOT_INTERPRETER)
-#define DIGLOT_TRY_WAIT(SEMANTICS) static_assert(true)
-#else
+#if !defined(DIGLOT_INTERPRETER)
 // has_ended = whether the phase of the barrier at `address` has ended.
 #define DIGLOT_TRY_WAIT(SEMANTICS)          \
   asm volatile(                             \

@@ -90,7 +90,7 @@ constexpr int most_meeting(int rows, int columns, bool is_exchanged) {
 }
 
 // A consumer of a block that has part `rank` of a tile's K, while other blocks of the cluster have
-// the others. A block has one tile at most. `barrier` is the consumer's own.
+// the others. A block has one part, so its barriers have one phase. `barrier` is a consumer's own.
 template <typename Shape>
 struct ClusterParts {
   static constexpr int kVector = 4, kConsuming = Shape::kConsumers * kWarpgroupThreads;

@@ -254,7 +254,8 @@ class Release {
   }
 
  private:
-  // In the block that this thread tells. `first` is 0 if the thread tells nobody.
+  // In the block that this thread tells. `first` is 0 if the thread tells nobody: the first KiB of
+  // shared memory is the system's.
   DIGLOT_DEVICE RingPlaces<Shape> find() const {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
     if (thread >= sharing_.receivers()) return {0};
@@ -269,7 +270,7 @@ class Release {
   RingPlaces<Shape> to_;
 };
 
-// A consumer alone with a stage hands it back.
+// A consumer hands a stage back, in a block without a cluster.
 DIGLOT_DEVICE void release_stage(Mbarrier& empty) {
   if (threadIdx.x % kWarpgroupThreads == 0) empty.arrive();
 }
