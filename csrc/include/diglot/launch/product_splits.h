@@ -21,7 +21,8 @@ struct TileWork {
   bool has_turns = false;  // whether half of a block finishes a tile while the other computes one
 };
 
-// Fitted to times of an H200: nanoseconds, and bytes in a nanosecond.
+// Fitted to times of an H200: nanoseconds, and bytes in a nanosecond. kMeeting and kMeetingPart are
+// of parts that met by fences, before blocks sent their sums by st.async.
 constexpr double kSplitRound = 3100;  // of parts that run at once: their ends and arrivals
 constexpr double kSplitSums = 120;    // what an SM writes or reads of sums
 constexpr double kMeeting = 1170, kMeetingPart = 220;  // of parts that a cluster has, and of each

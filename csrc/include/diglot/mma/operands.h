@@ -95,7 +95,7 @@ struct SmemTile {
     return matrix_descriptor(tile_address + linear_offset(mn, k), kLeading, kStride, kSwizzle);
   }
   // The descriptor of the part that begins `mn` and `k` later, in a tile some chunks of 16 bytes
-  // later. It takes two additions. So a loop over tiles computes one descriptor before it begins.
+  // later. It takes additions alone. So a loop over tiles computes one descriptor before it begins.
   static DIGLOT_CONSTEXPR uint64_t moved(uint64_t descriptor, uint32_t chunks, int mn, int k) {
     const auto low = static_cast<uint32_t>(descriptor) + chunks + linear_offset(mn, k) / 16;
     return descriptor >> 32 << 32 | low;
