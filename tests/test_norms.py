@@ -59,7 +59,8 @@ VARIANTS = {
     "cuda": {
         7: (LANES, LANES),
         64: (LANES, LANES),
-        512: (LANES, SHARED),
+        256: (LANES, SHARED),
+        512: (REGISTERS, SHARED),
         4096: (REGISTERS, SHARED),
         4099: (REGISTERS, SHARED),
         40_004: (CLUSTER, CLUSTER),
@@ -96,7 +97,7 @@ def test_variants(backend, op, longest):
 def test_shapes_of_forward(op, dtype, few_rows):
     """Rows that just fit each compiled shape, or just do not. The parts that warps hold of a row
     have other means than the row."""
-    for accesses in (1, 90, 192, 193, 1536, 1537, 2304, 2305):
+    for accesses in (1, 90, 97, 160, 192, 193, 513, 1537, 2305):
         for parameters in PARAMETERS if accesses == 193 else ("both",):
             norm = Norm.draw(op, (3, accesses * 16 // dtype.itemsize), dtype, parameters)
             for array in norm.arrays:
@@ -126,6 +127,28 @@ def test_few_rows_are_planned_otherwise(op, n, few, many):
         with plan_runs(Device(90, 132, 233_472, True, name="h200")) as runs:
             getattr(diglot, op)(x, (n,), x[0], backend="cuda")
         assert runs[-1].plan.variant == f"{variant}, 16-byte accesses"
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("op", "accesses"),
+    [
+        ("layer_norm", {64: 4, 72: 5, 96: 3, 112: 4, 144: 5, 160: 5, 192: 6}),
+        ("rms_norm", {64: 4, 72: 5, 96: 6, 112: 4, 144: 5, 160: 5, 192: 6}),
+        ("add_layer_norm", {64: 4, 72: 6, 112: 4, 160: 6}),
+        ("add_rms_norm", {64: 4}),
+    ],
+)
+def test_lanes_have_as_many_accesses_as_leave_the_fewest_idle(op, accesses):
+    """Of many rows of bfloat16, by the accesses of a row."""
+    for count, wanted in accesses.items():
+        x = torch.empty(4096, 8 * count, dtype=torch.bfloat16)
+        others = (x,) if op.startswith("add") else ()
+        with plan_runs(Device(90, 132, 233_472, True, name="h200")) as runs, diglot.use_plans("model"):
+            getattr(diglot, op)(x, *others, (8 * count,), x[0], backend="cuda")
+        plan = runs[-1].plan
+        assert plan.variant.startswith(LANES), (count, plan)
+        assert f"64, {wanted}, " in plan.order[0].kernel, (count, plan)
 
 
 @needs_cuda

@@ -7,60 +7,71 @@
 
 namespace diglot {
 
-// Shapes for norms. Rows are the last dimension and contiguous, so there are no columns. Few rows
-// take as long as one row: many threads share it, with little code. Otherwise more accesses per
-// thread spread a warp's fixed costs, and fewer leave room for more warps. The shapes were measured
-// on an H200 (bench/layer_norm.py).
+// Shapes for norms. Rows are the last dimension and contiguous, so there are no columns. Lanes hold
+// short rows, in the shape that leaves the fewest accesses idle. Few rows take as long as one row:
+// many threads share it, with little code. The shapes were measured on an H200, at rows of
+// published models (bench/models.py).
 template <typename T, int kInputs, bool kIsCentered>
 struct NormShapes {
+  static constexpr bool kIsOneCentered = kIsCentered && kInputs == 1;
   static constexpr int kMost = sizeof(T) == 8 ? 2 : 8 / kInputs;
-  using FewRows = std::conditional_t<kIsCentered, BlockRows<1024, 2>, BlockRows<384, 1>>;
-  static constexpr int64_t kOneWave = 320 * 1024;  // accesses that all SMs hold in this shape
-  template <Width kWidth>
-  using InLanes = LaneRows<4, kWidth,
-                           (kInputs > 1 || (sizeof(T) > 2 && kWidth != Width::kWide)) ? 1
-                           : (kWidth == Width::kWide)                                 ? 10
-                                                                                      : 12>;
-  using InManyLanes = LaneRows<8, Width::kWide, 8>;
-  // Each serves a number of rows that the other would take two waves for.
+  // Blocks of lanes on an SM leave registers for weight and bias, where these are loaded early.
+  template <int kAccesses>
+  using Lanes = LaneRows<kAccesses, Width::kWide,
+                         kInputs == 2                       ? (kAccesses == 4 ? 8 : 6)
+                         : kAccesses == 4 || kAccesses == 5 ? 10
+                         : kIsOneCentered && kAccesses == 6 ? 9
+                                                            : 12>;
+  using FewShort = BlockRows<512, 1, 2>;
+  using FewRows = BlockRows<1024, 2>;
+  // Each serves a number of rows that the others would take two waves for.
+  using InHeld = BlockRows<256, 4, 3>;  // it holds weight and bias as well
   using InThreads = BlockRows<384, 4, 3>;
-  using InFewThreads = std::conditional_t<kIsCentered, BlockRows<224, 8, 4>, BlockRows<256, 8, 3>>;
+  using InFewThreads = BlockRows<224, 8, 4>;
   using InManyThreads = BlockRows<512, 4, 2>;
   template <Width kWidth>
   using Shared = typename SharedRows<T, kInputs>::template Shape<kWidth>;
-  using One = ShapeList<InLanes<Width::kWide>, FewRows, LaneRows<6, Width::kWide, 12>, InManyLanes,
-                        InThreads, InFewThreads, InManyThreads,
-                        ClusterRows<384, 6, 2, Width::kWide>, TiledRows<kMost>>;
-  using Two = std::conditional_t<kIsCentered,
-                                 ShapeList<InLanes<Width::kWide>, FewRows, BlockRows<256, 4, 3>,
-                                           Shared<Width::kWide>, TiledRows<kMost>>,
-                                 ShapeList<InLanes<Width::kWide>, BlockRows<256, 4, 3>,
-                                           Shared<Width::kWide>, TiledRows<kMost>>>;
+  using Cluster = ClusterRows<384, 6, 2, Width::kWide>;
+  // For rows of two arrays that are longer than those of Shared.
+  using LongCluster =
+      std::conditional_t<std::is_same_v<T, bfloat16>, ClusterRows<320, 8, 2, Width::kWide>,
+                         ClusterRows<384, 11, 1, Width::kWide>>;
+  using One = std::conditional_t<
+      kIsCentered,
+      ShapeList<Lanes<3>, Lanes<4>, Lanes<5>, Lanes<6>, FewShort, FewRows, InHeld, InThreads,
+                InFewThreads, InManyThreads, Cluster, TiledRows<kMost>>,
+      ShapeList<Lanes<4>, Lanes<5>, Lanes<6>, FewShort, InManyThreads, Cluster, TiledRows<kMost>>>;
+  using Two =
+      std::conditional_t<kIsCentered,
+                         ShapeList<Lanes<4>, Lanes<6>, FewShort, FewRows, BlockRows<256, 4, 2>,
+                                   Shared<Width::kWide>, LongCluster, TiledRows<kMost>>,
+                         ShapeList<Lanes<4>, FewShort, BlockRows<256, 4, 3>, Shared<Width::kWide>,
+                                   LongCluster, TiledRows<kMost>>>;
   using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
   using Wide = std::conditional_t<sizeof(T) == 8, Few, std::conditional_t<kInputs == 1, One, Two>>;
   using Narrow = ShapeList<NarrowLaneRows, NarrowTiledRows>;
-  static constexpr bool kIsOneCentered = kIsCentered && kInputs == 1;
-  // A block of more threads suits a peeled row of 16 bits, if it holds the row alone. float16 takes
-  // more registers on its way to float32.
-  using PeeledInBlock = ClusterRows<(std::is_same_v<T, float16> ? 320 : 384), 4, 2, Width::kPeeled>;
+  // A warp reads a row of at most 1024 elements one by one, which takes less than edges apart.
+  // Several of the shortest rows share a warp.
+  static constexpr int kDenseAccesses = 2 * static_cast<int>(sizeof(T));
+  using Dense = LaneRows<kDenseAccesses, Width::kDense>;
+  using ShortDense = LaneRows<kDenseAccesses / 2, Width::kDense>;
+  static constexpr int64_t kLongestOfSeveral = 120;
+  using PeeledLanes = LaneRows<4, Width::kPeeled, sizeof(T) == 2 && kInputs == 1 ? 12 : 1>;
+  // A block of more threads suits peeled rows of 16 bits that all run at once. float16 takes more
+  // registers on its way to float32.
+  using PeeledAtOnce = ClusterRows<(std::is_same_v<T, float16> ? 320 : 384), 4, 2, Width::kPeeled>;
   // Registers for weight and bias of peeled rows, or for more blocks.
   using PeeledShared = std::conditional_t<
       kIsOneCentered, ClusterRows<320, 6, 2, Width::kPeeled>,
-      std::conditional_t<kInputs == 1 && std::is_same_v<T, bfloat16>,
-                         ClusterRows<448, 6, 2, Width::kPeeled>,
-                         std::conditional_t<kIsCentered && sizeof(T) == 2, PeeledInBlock,
-                                            Shared<Width::kPeeled>>>>;
-  // A row of float32 takes twice the accesses of one of 16 bits, and is in lanes as well.
-  using PeeledRows = std::conditional_t<
-      sizeof(T) == 4 && kInputs == 1,
-      ShapeList<InLanes<Width::kPeeled>, LaneRows<8, Width::kPeeled>, PeeledShared,
-                TiledRows<kMost, Width::kPeeled>>,
       std::conditional_t<
-          kIsOneCentered,
-          ShapeList<InLanes<Width::kPeeled>, PeeledInBlock, PeeledShared,
-                    TiledRows<kMost, Width::kPeeled>>,
-          ShapeList<InLanes<Width::kPeeled>, PeeledShared, TiledRows<kMost, Width::kPeeled>>>>;
-  using Peeled = std::conditional_t<sizeof(T) <= 4, WithDense<T, PeeledRows>, Narrow>;
+          kInputs == 1 && std::is_same_v<T, bfloat16>, ClusterRows<448, 6, 2, Width::kPeeled>,
+          std::conditional_t<kIsCentered && sizeof(T) == 2, PeeledAtOnce, Shared<Width::kPeeled>>>>;
+  using PeeledRows = std::conditional_t<
+      sizeof(T) == 2 && kInputs == 1,
+      ShapeList<ShortDense, Dense, PeeledLanes, PeeledAtOnce, PeeledShared,
+                TiledRows<kMost, Width::kPeeled>>,
+      ShapeList<ShortDense, Dense, PeeledLanes, PeeledShared, TiledRows<kMost, Width::kPeeled>>>;
+  using Peeled = std::conditional_t<sizeof(T) <= 4, PeeledRows, Narrow>;
   static constexpr bool kHasColumns = false;
   // Whether all blocks run at once, if each holds one of `count` rows.
   template <typename Shape>
@@ -70,57 +81,79 @@ struct NormShapes {
     return count <= Shape::kThreads * Shape::kBlocks / (warps * kWarpLanes) *
                         planner.device.multiprocessors();
   }
-  // Whether lanes with eight accesses suit a layer norm. They suit rows that all run at once, if
-  // four cannot hold one. They also suit very many rows that six cannot hold, if such a row leaves
-  // threads of a block idle.
-  static bool suits_eight(int64_t accesses, int64_t count, int64_t few) {
-    if (!kIsOneCentered) return false;
-    const int64_t all = accesses * count;
-    return accesses > 6 * kWarpLanes ? accesses <= 7 * kWarpLanes && all > 4 * kOneWave
-                                     : accesses > 4 * kWarpLanes && count > few && all <= kOneWave;
+  // The accesses that lanes of a power of two have for a row, with kEach of each.
+  template <int kEach>
+  static int64_t of_lanes(int64_t accesses) {
+    return int64_t{kEach} << log2_ceiling((accesses + kEach - 1) / kEach);
+  }
+  // Whether no other shape of lanes in the list leaves fewer accesses idle, or as many and is
+  // first.
+  template <int kEach, typename... Shapes>
+  static bool fits_best(int64_t accesses, ShapeList<Shapes...>) {
+    const int64_t own = of_lanes<kEach>(accesses);
+    const auto is_better = [&](auto shape) {
+      using Other = decltype(shape);
+      if (Other::kTeam != Team::kLanes || accesses > kWarpLanes * Other::kAccesses) return false;
+      const int64_t others = of_lanes<Other::kAccesses>(accesses);
+      return others < own || (others == own && Other::kAccesses < kEach);
+    };
+    return !(is_better(Shapes{}) || ...);
   }
   // Whether to use a shape for `count` rows of n elements, if it holds one. With many rows, few
   // blocks should read weight and bias, in tiles of shared memory.
   template <typename Shape>
   static bool takes(Planner& planner, int64_t n, int64_t count) {
     const int64_t few = planner.tuned(Tunable::kNormForwardFewRows);
-    if (Shape::kWidth == Width::kDense) return n > kLongestOfHalfWarps;
+    if (Shape::kWidth == Width::kDense) {
+      // A warp takes long for a row of float32, and a block less if there are few.
+      return n > kLongestOfSeveral &&
+             (sizeof(T) == 2 || std::is_same_v<Shape, ShortDense> || count / 4 > few);
+    }
+    const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
+    constexpr int kAlong = Shape::template kAlong<T>;
+    const int64_t accesses = (n + Shape::template kMostSkipped<T> + kAlong - 1) / kAlong;
     if (Shape::kIsPeeled) {
-      const int64_t alone = Shape::kThreads * Shape::kAccesses * Shape::template kAlong<T> -
-                            Shape::template kMostSkipped<T>;
-      if (kIsOneCentered && std::is_same_v<Shape, PeeledInBlock>) return n <= alone;
-      const bool is_long = kIsOneCentered && sizeof(T) == 4 && Shape::kTeam == Team::kCluster &&
-                           n > TiledRows<kMost>::kThreads * kMost * Shape::template kAlong<T>;
+      if (kInputs == 1 && std::is_same_v<Shape, PeeledAtOnce>) {
+        return is_one_wave<Shape>(planner, accesses, count);
+      }
+      // Many rows of float32 that take a cluster many registers are in tiles.
+      constexpr int kLong = 8192;
+      const bool is_long =
+          kIsCentered && sizeof(T) == 4 && Shape::kTeam == Team::kCluster && n > kLong;
       return !is_long || count <= few;
     }
-    const int64_t accesses = n / Shape::template kAlong<T>;
-    const bool is_for_eight = suits_eight(accesses, count, few);
     if (Shape::kTeam == Team::kLanes) {
-      if (Shape::kAccesses == 8 && is_for_eight) return true;
-      if (Shape::kAccesses == 6 && is_for_eight) return false;
-      // Four accesses of a whole warp suit many rows that six of half a warp cannot hold, and rows
-      // of a layer norm that all run at once.
-      const bool are_many = accesses * count > kOneWave;
-      const bool suits =
-          kInputs == 1 && Shape::kAccesses == 4 &&
-          (are_many ? accesses > 6 * kWarpLanes / 2 : kIsCentered && accesses > 64 && count > few);
-      return suits || n <= planner.tuned(Tunable::kNormForwardLongestInLanes, Shape::kAccesses);
+      constexpr int64_t kShort = 64;
+      const int64_t longest =
+          count > few && (kInputs == 1 || kIsCentered)
+              ? std::max(kShort, planner.tuned(Tunable::kNormForwardLongestInLanes, kInputs))
+              : kShort;
+      return accesses <= longest && fits_best<Shape::kAccesses>(accesses, Wide{});
     }
+    if (std::is_same_v<Shape, FewShort> || std::is_same_v<Shape, FewRows>) {
+      if (count <= few || kInputs == 1 || kIsCentered) return count <= few;
+      // Of many rows, add_rms_norm has many threads as well, unless fewer can hold them all at
+      // once.
+      return is_one_wave<FewShort>(planner, accesses, count) ||
+             !is_one_wave<BlockRows<256, 4, 3>>(planner, accesses, count);
+    }
+    // Of very many long rows, fewer blocks should read weight and bias.
+    constexpr int kMany = 2;
+    if (kIsCentered && std::is_same_v<Shape, LongCluster>) return count / kMany <= few;
+    if (!kIsOneCentered) return true;
+    if (std::is_same_v<Shape, InHeld>) return is_one_wave<Shape>(planner, accesses, count);
     if (std::is_same_v<Shape, InThreads> || std::is_same_v<Shape, InFewThreads>) {
       const bool is_better = accesses <= InThreads::kThreads * InThreads::kAccesses &&
                              !is_one_wave<InThreads>(planner, accesses, count) &&
                              is_one_wave<InFewThreads>(planner, accesses, count);
       return is_better == std::is_same_v<Shape, InFewThreads>;
     }
-    const bool is_split = n > Shape::kThreads * Shape::kAccesses * Shape::template kAlong<T>;
-    const bool is_for_few = std::is_same_v<Shape, FewRows> || (kIsOneCentered && is_split);
-    if (!is_for_few) return true;
-    if (is_for_eight) return false;
+    if (Shape::kTeam != Team::kCluster || accesses <= Shape::kThreads * Shape::kAccesses)
+      return true;
     // Clusters are for rows that no block's registers hold. If there are enough rows for all SMs,
     // and half an SM's shared memory holds one, each block holds one there.
-    const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
-    if (is_split) return count <= (bytes <= planner.device.shared_bytes() / 2 ? few / 2 : few);
-    return count <= few || (kIsCentered && few > 0 && accesses * count <= kOneWave);
+    const int64_t held = planner.device.shared_bytes();
+    return bytes > held ? count / kMany <= few : count <= (bytes > held / 2 ? few : few / 2);
   }
   static int64_t most_accesses(int64_t) { return kAllAccesses; }
   static int64_t most_threads(Planner& planner, int64_t n) {

@@ -38,7 +38,7 @@ enum class Width {
   kNarrow,  // element by element
   kPeeled,  // by 16 bytes, except a row's ends, by elements: rows begin and end anywhere
   kWide,    // by 16 bytes
-  kDense,   // as kNarrow, of 16-bit neighbours, a row to a warp: distances are constants
+  kDense,   // as kNarrow, of neighbours of 2 or 4 bytes, a row to a warp: distances are constants
 };
 
 // The compile-time shape of a row kernel. Each thread keeps kAccesses vectors of a row in

@@ -165,11 +165,11 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
       prefetch_params(operation, range);
     }
   }
-  // Begins to bring the parameters to the L2 cache. Only grids of few blocks do so, because all
-  // blocks ask for the same lines.
+  // Begins to bring the parameters to the L2 cache. Only the first blocks do so, because all blocks
+  // ask for the same lines; of peeled rows, only grids of few blocks.
   DIGLOT_DEVICE void prefetch_params(const Operation& operation, const Range& range) const {
     if constexpr (Operation::kMapsPositions && Shape::kIsWide) {
-      if (gridDim.x > kFewBlocks) return;
+      if ((Shape::kIsPeeled ? gridDim.x : blockIdx.x + 1) > kFewBlocks) return;
       operation.for_each_param([&](auto* array) {
         DIGLOT_UNROLL
         for (int a = 0; a < kAccesses; ++a) {
@@ -243,11 +243,14 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
 
   using Params = typename ParamsOf<Operation, kAtOnce>::type;
   static constexpr bool kIsLanes = Shape::kTeam == Team::kLanes;
-  static constexpr int kMostHeld =  // accesses whose parameters take no more than 32 registers
-      kIsLanes && sizeof(Params) <= 2 * kAccessBytes ? 4 : 2;
+  // Registers of a thread, and how many it needs with parameters in registers, by those of compiled
+  // kernels.
+  static constexpr int kRegisters = 65536 / (Shape::kThreads * Shape::kBlocks);
+  static constexpr int kNeeded = 24 + 2 * kAccesses + 4 * kInputs * kAccesses +
+                                 kAccesses * static_cast<int>(sizeof(Params)) / 4;
   static constexpr bool kHoldsParams = Operation::kMapsPositions && Shape::kWidth == Width::kWide &&
                                        !Shape::kIsTiled &&
-                                       (sizeof(Params) <= kAccessBytes || kAccesses <= kMostHeld);
+                                       (sizeof(Params) <= kAccessBytes || kNeeded <= kRegisters);
   Params params_[kHoldsParams ? kAccesses : 1];
 
   // Loads parameters without branches, so that a block's accesses to them are in flight together.
@@ -407,7 +410,7 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
     } else if (Shape::kWidth != Width::kWide) {
       DIGLOT_UNROLL
       for (int i = 0; i < kElements; ++i) {
-        if constexpr (Shape::kWidth == Width::kDense) {
+        if constexpr (Shape::kWidth == Width::kDense && sizeof(O) == 2) {
           store_element(step_from(start, a, i, 0), access[i], exists(range, a, i));
         } else {
           if (exists(range, a, i)) *step_from(start, a, i, 0) = access[i];
