@@ -401,8 +401,9 @@ def reduce_pieces(
         )  # fmt: skip
         rest = scalar_of((end - begin)[:, None] - length)
         IS_ONE: tl.constexpr = length.shape[0] == 1
+        states = REDUCE(whole, masks, length, AXIS, T)
         edges = REDUCE((held[PIECES],), (mask,), rest, ALL if IS_ONE else AXIS, T)
-        states = COMBINE(REDUCE(whole, masks, length, AXIS, T), edges, T)
+        states = COMBINE(states, edges, T)
     else:
         length = tl.minimum(tl.maximum(end - at, 0), BLOCK * PIECES)
         states = REDUCE(whole, masks, length, AXIS, T)
