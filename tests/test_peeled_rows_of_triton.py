@@ -13,6 +13,7 @@ from norms import Norm
 
 import diglot
 from diglot.backends.tunables import use_tunables
+from diglot.triton_ops.launch import norm_backward, row_splits
 
 ALWAYS = {
     "rows.triton.peeled_elements": 16,
@@ -118,7 +119,11 @@ def test_gradients_of_odd_rows(op, dtype):
     """
     few = {"norm_backward.triton.groups": 8, "norm_backward.triton.enough_groups": 8}
     two = {"norm_backward.triton.groups": 2}
-    split = {"norm_backward.triton.longest_alone": 64, "norm_backward.triton.shared.*.*.held": 256}
+    split = {
+        "norm_backward.triton.longest_alone": 64,
+        "norm_backward.triton.shared.*.*.held": 256,
+        "norm_backward.triton.shared_peeled.*.*.held": 256,
+    }
     for rows, tunables, kind, is_peeled in (
         (19, few, "rows in registers", True),
         (19, two, "rows in registers", False),
@@ -129,6 +134,67 @@ def test_gradients_of_odd_rows(op, dtype):
             run = Norm.draw(op, (rows, 777), dtype).check("triton")[-1]
         assert run.variant.startswith(kind), run
         assert run.variant.endswith("edges apart") == is_peeled, run
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", ["layer_norm", "add_rms_norm"])
+def test_programs_walk_rows_that_begin_alike(op, dtype):
+    """Few rows have a program each."""
+    for rows, kind in ((19, "rows in registers, walked"), (6, "rows in registers, blocks")):
+        with use_tunables(ALWAYS | {"norm_forward.triton.walking_elements": 16}):
+            run = Norm.draw(op, (rows, 777), dtype, "both" if "layer" in op else "weight")
+            forward = run.check("triton")[0]
+        assert forward.variant.startswith(kind), forward
+        assert forward.variant.endswith("edges apart"), forward
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", ["layer_norm", "add_rms_norm"])
+def test_rows_of_more_parts_than_programs_need(op, dtype, monkeypatch):
+    """Parts that are no power of two, and less than a program may hold."""
+
+    def one_more(n, splits, line, access, room, together):
+        part = -(-n // ((splits + 1) * line)) * line
+        return *row_splits.pieces_of(part, access), splits + 1
+
+    for module in (row_splits, norm_backward):
+        monkeypatch.setattr(module, "choose_parts", one_more)
+    split = SMALL | {
+        "norm_backward.triton.longest_alone": 64,
+        "norm_backward.triton.shared_peeled.*.*.held": 256,
+    }
+    for rows in (1, 3):  # the interpreter has one group, whose rows begin otherwise
+        with use_tunables(ALWAYS | split):
+            norm = Norm.draw(op, (rows, 777), dtype, "both" if "layer" in op else "weight")
+            forward, backward = norm.check("triton")
+        for run in (forward, backward)[: 2 if rows == 1 else 1]:
+            assert run.variant.startswith("a row shared by programs"), run
+            assert run.variant.endswith("edges apart"), run
+
+
+def test_more_parts_where_groups_come_in_multiples():
+    """Of an H200's 264 programs, eight take a row of 50257: 32 groups of seven leave 40 out."""
+    assert row_splits.choose_parts(50264, 7, 64, 2048, 264, 1) == (2048, 4, 7)
+    assert row_splits.choose_parts(50264, 7, 64, 2048, 264, 8) == (2048, 4, 8)
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize("op", ["layer_norm", "add_rms_norm"])
+def test_gradients_of_rows_of_wide_accesses(op, is_split):
+    """Rows between multiples of 16 bytes have the widest accesses that fit them."""
+    tunables = {"norm_backward.triton.peeled_elements.*": "never"}
+    if is_split:
+        tunables["norm_backward.triton.longest_alone"] = 64
+        tunables["norm_backward.triton.shared.*.*.held"] = 256
+    for dtype, n, bytes in (
+        (torch.bfloat16, 778, 4),
+        (torch.bfloat16, 780, 8),
+        (torch.float32, 778, 8),
+    ):
+        with use_tunables(tunables):
+            run = Norm.draw(op, (5, n), dtype).check("triton")[-1]
+        assert run.variant.endswith(f", {bytes}-byte accesses"), run
+        assert run.variant.startswith("a row shared" if is_split else "rows in registers"), run
 
 
 @pytest.mark.parametrize("op", ["layer_norm", "add_rms_norm"])

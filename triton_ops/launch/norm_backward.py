@@ -15,6 +15,7 @@ from diglot.triton_ops.lib.norm.backward_resident import norm_backward_resident
 from diglot.triton_ops.lib.norm.backward_streaming import norm_backward_streaming
 from diglot.triton_ops.lib.norm.group_sums import sum_groups
 
+from .layout import Layout
 from .plan import (
     ACCESS_BYTES,
     ALL_PHASES,
@@ -26,13 +27,14 @@ from .plan import (
     Part,
     Scalar,
 )
-from .row_splits import pieces_of, planned_device, power_of_2, registers
+from .row_splits import choose_parts, pieces_of, planned_device, power_of_2, registers, told_splits
 from .rows import (
     ROW_RANK,
     are_alike,
     are_congruent,
     mailbox_dtype,
     padded,
+    rows_apart,
     rows_of,
     strides_of,
 )
@@ -153,12 +155,29 @@ def count_groups(device: Device, rows: int, n: int, has_sums: bool) -> int:
     """How many groups share `rows` rows of `n` elements at most: at least one."""
     if not has_sums:
         return max(1, min(device.tuned("norm_backward.triton.groups_without_sums"), rows))
-    if rows <= device.tuned("norm_backward.triton.one_group_rows"):
+    if rows <= device.tuned("norm_backward.triton.one_group_rows", n):
         return 1
     groups = device.tuned("norm_backward.triton.groups", n)
     enough = device.tuned("norm_backward.triton.enough_groups")
     each = device.tuned("norm_backward.triton.rows_each")
     return max(1, min(groups, rows, max(enough, -(-rows // each))))
+
+
+def aligned_elements(
+    arrays: tuple[Operand, ...], weight: Operand | None, outer: Layout, n: int
+) -> int:
+    """Elements of the widest access, a power of 2 of 16 bytes at most, at whose multiples all rows
+    begin and end, and the weight begins.
+    """
+    given = [array for array in (*arrays, weight) if array is not None]
+    elements = ACCESS_BYTES // arrays[0].element_size()
+    while elements > 1 and not (
+        n % elements == 0
+        and all(outer.has_multiples(a, elements, 0) for a in range(len(arrays)))
+        and all(array.begins_at(elements) for array in given)
+    ):
+        elements //= 2
+    return elements
 
 
 class Way(NamedTuple):
@@ -191,19 +210,22 @@ def share_out(
     n: int,
     size: int,
     peeled: int,
+    apart: int,
     is_single: bool,
     room: int,
     is_one: bool,
     fields: int,
+    rows: int,
 ) -> Way:
     """How at most `room` groups share out rows of n elements.
 
     Args:
-        peeled: elements of an access of peeled rows, or 1. If the number of groups is a multiple of
-            it, all rows of a group begin alike.
+        peeled: elements of an access of peeled rows, or 1.
+        apart: if the number of groups is a multiple of it, all rows of a group begin alike.
         is_single: whether elements are accessed one by one.
         is_one: whether one launch has all rows.
         fields: gradients of weight and bias that are wanted.
+        rows: how many there are.
     """
     tuned = device.tuned
     access = 32 * ACCESS_BYTES // size  # elements of an access of a warp
@@ -214,16 +236,26 @@ def share_out(
     held = n if fields == 2 else inner
     is_alone = held <= tuned("norm_backward.triton.longest_alone", size)
     if not is_alone and n <= tuned("norm_backward.triton.longest_shared") and is_one:
-        shared = SplitRows(**tuned("norm_backward.triton.shared", size, n))
+        if peeled > 1:
+            shared = SplitRows(**tuned("norm_backward.triton.shared_peeled", size, n))
+        else:
+            shared = SplitRows(**tuned("norm_backward.triton.shared", size, n))
         line = 8 * ACCESS_BYTES // size  # as `part_of_row` has it
-        part = -(-reach // (-(-reach // shared.held) * line)) * line
-        block, pieces = pieces_of(part, shared.warps // shared.side * access)
-        splits = -(-reach // (block * pieces))  # as the kernel counts them (`part_of_row`)
-        planned = planned_device(device)
+        planned, least = planned_device(device), -(-reach // shared.held)
+        block, pieces, splits = choose_parts(
+            reach, least, line, shared.warps // shared.side * access,
+            planned.room(shared.programs), apart,
+        )  # fmt: skip
         if 1 < splits <= planned.room(shared.programs):
             groups = planned.programs(room * splits, shared.programs, splits) // splits
-            groups = groups // peeled * peeled or groups
-            how = (splits, shared.side, shared.late, registers(shared.warps, shared.programs))
+            groups = groups // apart * apart or groups
+            # A group of one row has no next one to publish before it collects.
+            each = -(-rows // (groups * shared.side))
+            # Edges and both sums of 16-bit rows leave no registers for the row before.
+            is_full = peeled > 1 and fields == 2 and size == 2
+            is_late = each >= tuned("norm_backward.triton.late_rows") and not is_full
+            late = shared.late if is_late else 0
+            how = (splits, shared.side, late, registers(shared.warps, shared.programs))
             return Way("a row shared by programs", groups, block, pieces, shared, *how)
         is_alone = splits == 1  # a row that one program would hold is not read twice
     if is_alone:
@@ -233,7 +265,7 @@ def share_out(
         row = power_of_2(block * pieces) if is_narrow else block
         side, most = max(1, alone.warps * access // row), alone.registers or None
         groups = min(room, alone.groups)
-        groups = groups // peeled * peeled or groups
+        groups = groups // apart * apart or groups
         return Way("rows in registers", groups, block, pieces, alone, 1, side, 0, most)
     warps = tuned("norm_backward.triton.tile_warps")
     # An access of each thread at least.
@@ -268,11 +300,8 @@ def plan_norm_backward(
     size, device = grad_input.element_size(), grad_input.device
     tuned = device.tuned
     vector = ACCESS_BYTES // size
-    is_aligned = (
-        n % vector == 0
-        and all(outer.has_multiples(a, vector, 0) for a in range(len(arrays)))
-        and all(array.is_aligned for array in (*arrays, weight) if array is not None)
-    )
+    aligned = aligned_elements(arrays, weight, outer, n)
+    is_aligned = aligned == vector
     lie = f"rows{', 16-byte accesses' * is_aligned}"
     device.choose(lie, (outer.numel, n), grad_input, grad_sum, weight)
     fields = (grad_weight is not None) + (grad_bias is not None)
@@ -282,17 +311,20 @@ def plan_norm_backward(
     is_peeled = is_peeled and n <= tuned("norm_backward.triton.longest_peeled")
     is_peeled = is_peeled and are_congruent(arrays, arrays, outer, vector)
     is_one = len(slices) == 1
-    is_single = not is_aligned and not is_peeled
-    way = share_out(device, n, size, vector if is_peeled else 1, is_single, room, is_one, fields)
+    if n <= tuned("norm_backward.triton.narrow_elements") and not is_aligned:
+        aligned = 1
+    is_single = aligned == 1
+    peeled, apart = (vector, rows_apart(outer, vector)) if is_peeled else (1, 1)
+    single = is_single and not is_peeled
+    way = share_out(device, n, size, peeled, apart, single, room, is_one, fields, outer.numel)
     can_peel = way.program is not None and way.side == 1
     if is_peeled and not (
         can_peel and all(are_alike(slice, way.groups, vector) for slice, _ in slices)
     ):
         is_peeled = False
-        way = share_out(device, n, size, 1, True, room, is_one, fields)
-    if is_peeled:
-        way = way._replace(late=0)  # edges leave no registers for the row before
-    vector = vector if is_aligned or is_peeled else 1
+        way = share_out(device, n, size, 1, 1, is_single, room, is_one, fields, outer.numel)
+    if not is_peeled:
+        vector, is_aligned = aligned, aligned > 1
     groups, splits, block = way.groups, way.splits, way.block
     mailboxes: Part | None = None
     if isinstance(way.program, SplitRows):
@@ -306,7 +338,9 @@ def plan_norm_backward(
         sums = Part(statistics.dtype, fields * room * n).after(mailboxes)
     # The launch that adds up the sums starts while the last one before it runs.
     uses_pdl = sums is not None and device.architecture >= PDL_ARCHITECTURE
-    uses_pdl = uses_pdl and tuned("norm_backward.triton.pdl", n) > 0
+    # Where few programs run, there is room for it beside them.
+    is_small = groups * splits <= device.multiprocessors // 2
+    uses_pdl = uses_pdl and (is_small or tuned("norm_backward.triton.pdl", n) > 0)
     launches: list[Launch] = []
     for number, (slice, start) in enumerate(slices):
         accesses = n // vector if is_aligned else n
@@ -333,7 +367,11 @@ def plan_norm_backward(
                 tile_warps,
             )
         else:
-            shape = (way.side, block, way.pieces, way.program.stages, power_of_2(splits))
+            told = 1
+            if splits > 1:
+                # Edges leave few registers: the compiler is to know the number.
+                told = -splits if is_peeled else told_splits(n, block * way.pieces, splits)
+            shape = (way.side, block, way.pieces, way.program.stages, told)
             each = way.program.programs if isinstance(way.program, SplitRows) else None
             launch = Launch(
                 norm_backward_rows,
@@ -366,5 +404,6 @@ def plan_norm_backward(
     if last is not None:
         scratch = Scratch(last.end, 0 if mailboxes is None else mailboxes.end, "call")
     blocks = f"blocks of {block}{f' by {way.pieces}' * (way.pieces > 1)}"
-    accesses_of = ", 16-byte accesses" * is_aligned + ", whole accesses, edges apart" * is_peeled
+    accesses_of = f", {vector * size}-byte accesses" * is_aligned
+    accesses_of += ", whole accesses, edges apart" * is_peeled
     return Plan(f"{way.name}, {blocks}{accesses_of}", tuple(launches), scratch)

@@ -9,6 +9,9 @@ from typing import NamedTuple
 # Relative, because mypy finds this folder under its name in the tree.
 from .plan import Device, Operand
 
+REGISTERS = 65536  # on a multiprocessor
+WALKING = 0.6  # of them, which may hold a row, weight and bias
+
 
 class Split(NamedTuple):
     """How programs share rows, or columns.
@@ -17,11 +20,13 @@ class Split(NamedTuple):
         bytes: of the inputs, in one program.
         warps: of one.
         programs: on a multiprocessor.
+        early: whether one loads its next rows before it maps one.
     """
 
     bytes: int
     warps: int
     programs: int
+    early: int = 1
 
 
 class Held(NamedTuple):
@@ -58,6 +63,16 @@ class NormRows(NamedTuple):
         field = "norm_forward.triton.alone_peeled" if is_peeled else "norm_forward.triton.alone"
         return self.device.tuned(field, self.inputs, self.size, self.statistics)
 
+    def arrays_held(self) -> float:
+        """For how many arrays a program that has one row takes registers: it keeps the sum of two.
+        A layer norm takes more of them, for the second pass over its elements.
+        """
+        return min(self.inputs, 1.6) if self.statistics == 2 else 1
+
+    def warps_at_once(self) -> int:
+        """Warps, at least, of programs that share rows, where all rows run at once."""
+        return int(self.device.tuned("norm_forward.triton.warps_at_once", self.statistics))
+
     def shared(self) -> Split:
         """How programs share a row."""
         return Split(**self.device.tuned("norm_forward.triton.shared", self.inputs, self.size))
@@ -66,6 +81,21 @@ class NormRows(NamedTuple):
         """How one program holds `elements` elements."""
         keys = (self.size, self.inputs, self.statistics, elements)
         return Held(**self.device.tuned("norm_forward.triton.held", *keys))
+
+    def walking(self, elements: int, warps: int, parameters: int) -> tuple[int, int]:
+        """Warps of a program that walks rows of `elements` elements, and how many such programs run
+        on a multiprocessor. None do if its registers do not hold the rows and `parameters` arrays
+        like one.
+
+        Args:
+            warps: of a program that has one row.
+        """
+        most = self.device.tuned("norm_forward.triton.walking_warps")
+        warps = min(warps, most)
+        programs = most // warps
+        held = programs * elements * self.size * (1 + parameters) // 4
+        is_long = elements >= self.device.tuned("norm_forward.triton.walking_elements")
+        return warps, programs if is_long and held <= WALKING * REGISTERS else 0
 
 
 def norm_rows(out: Operand, residual: Operand | None, has_mean: bool) -> NormRows:

@@ -127,6 +127,10 @@ class Operand:
         """Whether it is known to start at a multiple of 16 bytes."""
         return self.address == 0
 
+    def begins_at(self, elements: int) -> bool:
+        """Whether it is known to start at a multiple of `elements` elements, or of 16 bytes."""
+        return self.address is not None and self.address % (elements * self.element_size()) == 0
+
     def stride(self) -> tuple[int, ...]:
         return self.strides
 

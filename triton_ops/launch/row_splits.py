@@ -17,15 +17,15 @@ from diglot.triton_ops.lib.rows.rows import (
     TILES,
 )
 
-from .norm_forward import NormRows, Split
+from .norm_forward import REGISTERS, NormRows, Split
 from .plan import ACCESS_BYTES, Device
 
-REGISTERS = 65536  # on a multiprocessor
 RESIDENT_WARPS = 48  # on a multiprocessor: a thread of theirs has 40 registers
 # Multiprocessors that share rows where the number of rows to plan for is a tunable's. All GPUs that
 # have as many then share rows alike.
 PLANNED_MULTIPROCESSORS = 78
-BUSY = 7 / 8  # of the programs that could run, at least, where all rows run at once
+BUSY = 0.7  # of the programs that could run, at least, where all rows run at once
+WORTH_SPLITTING = 1.05  # times as many programs, if a row has more parts for them
 MOST_EARLY = 32  # elements of a thread that loads weight and bias early
 STATE_FIELDS = 3  # the most numbers of a state
 CHUNK_FIELDS = 2  # the same for columns that take two launches
@@ -77,6 +77,41 @@ def pieces_of(n: int, access: int) -> tuple[int, int]:
     return (max(2, power_of_2(n)), 1) if n <= access else (access, -(-n // access))
 
 
+def choose_parts(
+    n: int, splits: int, line: int, access: int, room: int, together: int
+) -> tuple[int, int, int]:
+    """Elements of a piece, pieces of a part, and the number of parts, of rows of n elements.
+
+    Groups of programs run in multiples of `together`. So few long parts may leave programs out, and
+    a row then has more parts.
+
+    Args:
+        splits: parts at least.
+        line: the elements that divide a part (`part_of_row`).
+        access: elements of one access of all the program's threads.
+        room: programs that run at once.
+    """
+
+    def pieces_in(splits: int) -> tuple[int, int]:
+        return pieces_of(-(-n // (splits * line)) * line, access)
+
+    def busy(splits: int) -> int:
+        return room // splits // together * together * splits
+
+    block, pieces = pieces_in(splits)
+    splits = -(-n // (block * pieces))  # the last piece may have room for what a part less has
+    best = splits
+    for more in range(splits + 1, 2 * splits if together > 1 else 0):
+        if busy(more) > busy(best) * WORTH_SPLITTING:
+            best = more
+    return *pieces_in(best), best
+
+
+def told_splits(n: int, held: int, splits: int) -> int:
+    """SPLITS of `part_of_row`, for rows of n elements and programs that hold `held`."""
+    return power_of_2(splits) if splits == -(-n // held) else -splits
+
+
 def choose_split(
     device: Device,
     n: int,
@@ -88,6 +123,7 @@ def choose_split(
     norm: NormRows | None,
     count: int,
     is_peeled: bool,
+    together: int,
 ) -> Way | None:
     """The way of rows, or columns, that programs share; None if they do not.
 
@@ -95,6 +131,7 @@ def choose_split(
         rank: how many other dimensions there are.
         count: rows.
         is_peeled: whether rows are.
+        together: groups of programs run in multiples of it, unless all rows run at once.
     """
     aside = max(device.tuned("rows.triton.column_bytes") // size, 1) if is_column else 1
     if norm is not None:
@@ -114,22 +151,29 @@ def choose_split(
         # Programs hold longer parts if all rows then run at once, and few programs are missing.
         room, rows = planned_device(device).room(split.programs), planned_rows(device, count)
         each = room // rows
-        most = device.tuned("rows.triton.once_bytes") // (inputs * size)
+        held = inputs if norm is None else norm.arrays_held()
+        most = int(device.tuned("rows.triton.once_bytes") / (held * size))
         if 1 < each < splits and -(-n // each) <= most and each * rows >= room * BUSY:
             splits = each
             part = -(-n // splits)
     if not 1 < splits <= planned_device(device).room(split.programs):
         return None
-    most = registers(split.warps, split.programs)
+    warps = split.warps
     if is_column:
         side = device.tuned("rows.triton.column_bytes") // (size * vector)
         kind, block, pieces = SPLIT_COLUMNS.value, part, 1
     else:
-        kind, side, access = SPLIT_ROWS.value, 1, split.warps * 32 * ACCESS_BYTES // size
+        room = planned_device(device).room(split.programs)
+        if planned_rows(device, count) * splits <= room:  # all rows run at once
+            together = 1
+            if norm is not None:
+                warps = max(warps, norm.warps_at_once())
+        kind, side, access = SPLIT_ROWS.value, 1, warps * 32 * ACCESS_BYTES // size
         line = 8 * vector  # as `part_of_row` has it
-        block, pieces = pieces_of(-(-n // (splits * line)) * line, access)
-        splits = -(-n // (block * pieces))  # as the kernel counts them (`part_of_row`)
-    return Way(kind, split.warps, side, block, pieces, split.programs, splits, registers=most)
+        block, pieces, splits = choose_parts(n, splits, line, access, room, together)
+    most = registers(warps, split.programs)
+    early = split.early > 0
+    return Way(kind, warps, side, block, pieces, split.programs, splits, early, most)
 
 
 def count_chunks(device: Device, n: int, strips: int, block: int) -> int:

@@ -4,6 +4,7 @@ variant runs, and its grid. Twin of csrc/include/diglot/launch/rows.h.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from diglot.triton_ops.lib.rows.rows import (
     SPLIT_COLUMNS,
     SPLIT_ROWS,
     TILES,
+    WALKED_ROWS,
 )
 
 # Relative, because mypy finds this folder under its name in the tree.
@@ -33,15 +35,18 @@ from .row_splits import (
     choose_split,
     choose_tile,
     count_chunks,
+    pieces_of,
     planned_rows,
     power_of_2,
     registers,
+    told_splits,
 )
 
 ROW_RANK = 3  # other dimensions of a kernel; larger arrays take a launch for each slice
 ONE = tl.constexpr(1)
 NAMES = {
     ROWS.value: "rows in registers",
+    WALKED_ROWS.value: "rows in registers, walked",
     TILES.value: "a row read twice",
     COLUMNS.value: "columns in registers",
     COLUMN_TILES.value: "columns read twice",
@@ -129,6 +134,13 @@ def are_alike(slice: Layout, groups: int, vector: int) -> bool:
     return all(stride[0] * step % vector == 0 for stride in slice.strides)
 
 
+def rows_apart(outer: Layout, vector: int) -> int:
+    """Every how many rows rows begin equally far from a multiple of 16 bytes in the first array."""
+    if len(outer.sizes) != 1:
+        return vector
+    return vector // math.gcd(vector, outer.strides[0][0])
+
+
 def plan_rows(
     kernel: Any,
     operands: tuple[Operand | None, ...],
@@ -186,14 +198,17 @@ def plan_rows(
     # The most elements of one row's whole accesses, less the first and the last one.
     whole_elements = max(n // vector - 2, 1) * vector if is_peeled else n
     rank, way = len(outer.sizes), None
+    # A program loads the same elements of weight and bias for all its rows, if these begin alike.
+    together = rows_apart(outer, vector) if is_peeled and same else 1
     is_dense = vector > 1 if is_column else not has_steps
     if is_tall:
         sizes = tuple(array.element_size() for array in arrays[1:])
         way = choose_chunks(device, outer.numel, sizes, vector)
     elif is_dense and rank <= ROW_RANK:
         way = choose_split(
-            device, reach, size, vector, inputs, is_column, rank, norm, outer.numel, is_peeled
-        )
+            device, reach, size, vector, inputs, is_column, rank, norm, outer.numel, is_peeled,
+            together,
+        )  # fmt: skip
     if way is None:
         held_by = norm.held if norm is not None and size < 8 else None
         count = planned_rows(device, outer.numel)
@@ -201,6 +216,15 @@ def plan_rows(
             device, inner, whole_elements, count, size, vector, is_column, inputs, held_by
         )
     kind, warps, side, block = way.kind, way.warps, way.side, way.block
+    walkers = 0  # programs that walk rows, if they do
+    if norm is not None and is_peeled and same and kind == ROWS.value and side == 1:
+        few, each = norm.walking(n, warps, len(same))
+        walkers = device.programs(outer.numel, each, together) if each > 0 else 0
+        is_enough = outer.numel >= 2 * walkers and is_dense and rank <= ROW_RANK
+        if walkers > 0 and is_enough and are_alike(outer, walkers, vector):
+            kind, warps = WALKED_ROWS.value, few
+            block, pieces = pieces_of(whole_elements, warps * 32 * ACCESS_BYTES // size)
+            way = way._replace(pieces=pieces, registers=registers(warps, each))
     is_split = kind in (SPLIT_ROWS.value, SPLIT_COLUMNS.value)
     # The begin of a program's part of a row is a product with a step. If the compiler knew the
     # step, it would add the part to each offset, and run out of registers.
@@ -223,7 +247,8 @@ def plan_rows(
         elif statistics:
             scalars += [None] * (ROW_RANK + 2)
         strips = -(-slice.numel // side)
-        programs, most, registers_of = strips, 1, way.registers
+        programs = walkers if kind == WALKED_ROWS.value else strips
+        most, registers_of = 1, way.registers
         if is_tall:
             chunks = count_chunks(device, n, strips, block)
             states = Part(mailbox_dtype(out), chunks * slice.numel * vector * CHUNK_FIELDS)
@@ -235,15 +260,15 @@ def plan_rows(
             programs = device.programs(strips * way.splits, way.programs, way.splits)
             is_once = programs == strips * way.splits  # a program has one row
             if not is_once:
-                # Rows are peeled alike if they are a multiple of 16 bytes apart.
-                together = vector if is_peeled and same else 1
-                together = min(together, strips, max(device.room(way.programs) // way.splits, 1))
-                programs = device.programs(strips * way.splits, way.programs, way.splits * together)
+                alike = min(together, strips, max(device.room(way.programs) // way.splits, 1))
+                programs = device.programs(strips * way.splits, way.programs, way.splits * alike)
             if is_once and norm is not None:
                 way = way._replace(early=False)
             width = side * vector if is_column else 1
             states = Part(mailbox_dtype(out), strips * width * way.splits * STATE_FIELDS)
-            most = power_of_2(max(way.splits, warps * 32 // width if is_column else 1))
+            most = told_splits(reach, block * way.pieces, way.splits)
+            if is_column:
+                most = power_of_2(max(way.splits, warps * 32 // width))
         is_alike = not is_peeled or are_alike(slice, programs // way.splits, vector)
         pointers = (*sources, *shared, *statistics, *held, states, out)
         for launched in (kind, MAPPED_CHUNKS.value) if is_tall else (kind,):

@@ -17,7 +17,7 @@ from diglot.triton_ops.lib.rows.pieces import (
     copied_pieces,
     is_peeled,
     is_whole,
-    load_edges,
+    load_all_edges,
     load_parameter_pieces,
     load_pieces,
     piece_index,
@@ -27,9 +27,9 @@ from diglot.triton_ops.lib.rows.pieces import (
     scalars_of,
     width_of,
 )
-from diglot.triton_ops.lib.rows.split import part_of_row, part_of_rows
+from diglot.triton_ops.lib.rows.split import most_splits, part_of_row, part_of_rows
 from diglot.triton_ops.lib.rows.tile import LOADS
-from diglot.triton_ops.lib.sync.mailbox import collect, publish
+from diglot.triton_ops.lib.sync.mailbox import collect, collect_two, look_at_two, publish
 from diglot.triton_ops.lib.types import compute_type, opaque, widen
 
 from .backward import centered, load_statistic, scaled, store_gradient
@@ -102,12 +102,9 @@ def load_range(
             LOADS, None, T, BLOCK, PIECES, False, False, VECTOR, ALIGNED,
         )  # fmt: skip
         if WORDS:
-            exists, is_last = row < count, row == count - 1
-            edges = (load_edges(inputs[0], first, begin, stop, exists, is_last, T, VECTOR),)
-            if len(inputs) == 2:
-                edges += (  # type: ignore[assignment]
-                    load_edges(inputs[1], second, begin, stop, exists, is_last, T, VECTOR),
-                )
+            edges = load_all_edges(
+                inputs, (first, first, second), begin, stop, row, count, T, VECTOR
+            )
             pieces += (edges,)  # type: ignore[assignment]
     return pieces
 
@@ -161,7 +158,7 @@ def norm_backward_resident(
         LATER: whether the workspace has sums of an earlier launch.
         SIDE: rows at a time; each place among them has its own sums until the end.
         STAGES: stages of loads in flight.
-        SPLITS: at least as many as the programs that split a row; 1: rows are not split.
+        SPLITS: as in `part_of_row`; 1: rows are not split.
         LATE: when a program collects a row's sums. 0: at once. 1: after those of its next row are
             published; it holds the row until then.
         PHASE: of split rows: 1 publishes, 2 collects and stores, ALL_PHASES does both.
@@ -174,14 +171,16 @@ def norm_backward_resident(
         n = n * VECTOR
     inverse = tl.full((), 1.0, COMPUTE) / tl.full((), n, COMPUTE)
     program = tl.program_id(0).to(tl.int64)
-    if SPLITS > 1:
-        programs, size = part_of_row(n, VECTOR, PEELED, BLOCK * PIECES)  # programs of a group
+    if SPLITS != 1:
+        # Programs of a group, and elements of each.
+        programs, size = part_of_row(n, VECTOR, PEELED, BLOCK * PIECES, SPLITS)
         group, split = program // programs, program % programs
         walkers = tl.num_programs(0) // programs
         part = split * size
         # Mailboxes of the SIDE rows: for each row, one field of all programs, then the other.
-        mailbox = tl.arange(0, SIDE * SPLITS)
-        line, sender = mailbox // SPLITS, mailbox % SPLITS
+        BOXES: tl.constexpr = most_splits(SPLITS)
+        mailbox = tl.arange(0, SIDE * BOXES)
+        line, sender = mailbox // BOXES, mailbox % BOXES
     else:
         group = program
         walkers = tl.num_programs(0)
@@ -204,7 +203,7 @@ def norm_backward_resident(
     # Accesses of two bytes are loaded one turn ahead; a long row's would take too many registers.
     ALL_PIECES: tl.constexpr = pieces_of(PIECES, VECTOR, ALIGNED, False)
     COPIED: tl.constexpr = (
-        ALL_PIECES if SPLITS > 1 and VECTOR == 1 else copied_pieces(T, PIECES, VECTOR, ALIGNED)
+        ALL_PIECES if SPLITS != 1 and VECTOR == 1 else copied_pieces(T, PIECES, VECTOR, ALIGNED)
     )
     inputs = (input, grad_output)
     in_starts, in_strides = (starts[3] + part, starts[1] + part), (strides[3], strides[1])
@@ -230,9 +229,16 @@ def norm_backward_resident(
         before = pairs_of(no_row, no_row)
         before_factor = tl.full((SIDE, 1), 0.0, COMPUTE)
         before_center = before_factor
+    # Accesses of one element leave no registers for an early look.
+    LOOKS: tl.constexpr = LATE == 1 and PHASE != 1 and VECTOR > 1
     for first in tl.range(group * SIDE, end, step, num_stages=STAGES):
         row = first + tl.arange(0, SIDE)
         row_mask = row < count
+        if LOOKS:
+            # The first row has none before it, so it collects its own sums, which nobody uses.
+            boxes = mailboxes + tl.maximum(first - step, group * SIDE) * (programs * 2)
+            senders = line * (programs * 2) + tl.minimum(sender, programs.to(tl.int32) - 1)
+            seen = look_at_two(boxes, senders, programs)
         # A row that is not split exists, and so do all elements of its pieces except in the last
         # one.
         LOADED: tl.constexpr = SIDE == 1 and SPLITS == 1
@@ -261,7 +267,7 @@ def norm_backward_resident(
         factor = load_statistic(rstd, offset, row_mask)
         sum_h, sum_hy = sums_of_rows(held, scales, center, PIECES, COMPUTE)
         sum_hy *= factor
-        if SPLITS > 1:
+        if SPLITS != 1:
             if PHASE != 2:
                 lines = tl.arange(0, SIDE)[:, None] * (programs * 2)
                 publish(
@@ -284,14 +290,18 @@ def norm_backward_resident(
                     (strides[2],), shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
                 )  # fmt: skip
             if PHASE != 1:
-                # The first row has none before it, so it collects its own sums, which nobody uses.
-                previous = tl.maximum(first - step, group * SIDE) if LATE != 0 else first
                 nothing = tl.full(line.shape, 0.0, COMPUTE)
-                parts_h, parts_hy = collect(
-                    mailboxes + previous * (programs * 2),
-                    line * (programs * 2) + tl.minimum(sender, programs.to(tl.int32) - 1),
-                    programs, sender < programs, (nothing, nothing),
-                )  # fmt: skip
+                if LOOKS:
+                    parts_h, parts_hy = collect_two(
+                        boxes, senders, programs, sender < programs, (nothing, nothing), seen
+                    )
+                else:
+                    previous = tl.maximum(first - step, group * SIDE) if LATE != 0 else first
+                    parts_h, parts_hy = collect(
+                        mailboxes + previous * (programs * 2),
+                        line * (programs * 2) + tl.minimum(sender, programs.to(tl.int32) - 1),
+                        programs, sender < programs, (nothing, nothing),
+                    )  # fmt: skip
                 sum_h = sums_of_lines(parts_h, line, SIDE)
                 sum_hy = sums_of_lines(parts_hy, line, SIDE)
         if PHASE != 1:
@@ -339,12 +349,12 @@ def norm_backward_resident(
             if WEIGHT:
                 store_sums(
                     workspace, 0, group, groups, part - shift, column, n, mask,
-                    by_weight[p], LATER, ALIGNED,
+                    by_weight[p], LATER, VECTOR if ALIGNED else 1,
                     results[0],
                 )  # fmt: skip
             if BIAS:
                 store_sums(
                     workspace, FIELD, group, groups, part - shift, column, n, mask,
-                    by_bias[p], LATER, ALIGNED,
+                    by_bias[p], LATER, VECTOR if ALIGNED else 1,
                     results[1],
                 )  # fmt: skip

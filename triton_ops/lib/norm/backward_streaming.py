@@ -30,13 +30,14 @@ def norm_backward_streaming(
     part = tl.full((), 1.0, COMPUTE) / tl.full((), n, COMPUTE)
     group = tl.program_id(0).to(tl.int64)
     BIAS_FIELD: tl.constexpr = 1 if WEIGHT else 0
+    AT: tl.constexpr = VECTOR if ALIGNED else 1
     if not LATER:
         for first in range(0, n, BLOCK):
             index = first + tl.arange(0, BLOCK)
             nothing = tl.full((1, BLOCK), 0.0, COMPUTE)
             mask = (index < n)[None, :]
             if WEIGHT:
-                store_sums(workspace, 0, group, groups, 0, index, n, mask, nothing, False, ALIGNED)
+                store_sums(workspace, 0, group, groups, 0, index, n, mask, nothing, False, AT)
             if BIAS:
                 store_sums(
                     workspace,
@@ -49,7 +50,7 @@ def norm_backward_streaming(
                     index < n,
                     nothing,
                     False,
-                    ALIGNED,
+                    AT,
                 )
     for number in range(group, count, tl.num_programs(0)):
         row = number + tl.arange(0, 1)
@@ -69,7 +70,7 @@ def norm_backward_streaming(
                 grad_output, row, index, mask, sizes, starts[1], strides[1], RANK, VECTOR, ALIGNED
             )
             y = centered(x.to(COMPUTE), center) * factor
-            h = scaled(grad.to(COMPUTE), load_parameters(weight, index, n, ALIGNED))
+            h = scaled(grad.to(COMPUTE), load_parameters(weight, index, n, VECTOR, ALIGNED))
             sums_h += sum_along(by_thread(h, VECTOR, THREADS), BY_THREAD)
             sums_hy += sum_along(by_thread(h * y, VECTOR, THREADS), BY_THREAD)
         mean_h, mean_hy = tl.sum(sums_h) * part, tl.sum(sums_hy) * part
@@ -85,18 +86,16 @@ def norm_backward_streaming(
             y = centered(x.to(COMPUTE), center) * factor
             wide = grad.to(COMPUTE)
             if WEIGHT:
-                store_sums(workspace, 0, group, groups, 0, index, n, mask, wide * y, True, ALIGNED)
+                store_sums(workspace, 0, group, groups, 0, index, n, mask, wide * y, True, AT)
             if BIAS:
-                store_sums(
-                    workspace, BIAS_FIELD, group, groups, 0, index, n, mask, wide, True, ALIGNED
-                )
+                store_sums(workspace, BIAS_FIELD, group, groups, 0, index, n, mask, wide, True, AT)
             out_offset = strided_offset(row, sizes, starts[0], strides[0], RANK, True)
             sum_offset = out_offset
             if grad_sum is not None:
                 sum_offset = strided_offset(row, sizes, starts[2], strides[2], RANK, True)
             store_gradient(
                 grad_input, grad_sum, y,
-                scaled(wide, load_parameters(weight, index, n, ALIGNED)), factor,
+                scaled(wide, load_parameters(weight, index, n, VECTOR, ALIGNED)), factor,
                 None if mean is None else mean_h, mean_hy,
                 out_offset,
                 sum_offset,

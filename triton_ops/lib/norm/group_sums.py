@@ -6,17 +6,18 @@ Twin of csrc/include/diglot/norm/group_sums.cuh.
 import triton
 import triton.language as tl
 
+from diglot.triton_ops.lib.rows.tile import bytes_of_access
 from diglot.triton_ops.lib.types import convert
 
 
 @triton.jit
 def store_sums(
     workspace, FIELD: tl.constexpr, group, groups, first, index, n, mask, sums,
-    LATER: tl.constexpr, ALIGNED: tl.constexpr, result=None,
+    LATER: tl.constexpr, VECTOR: tl.constexpr, result=None,
 ):  # fmt: skip
     """Writes a group's sums of a field: the sums of a tile's rows. With LATER, adds the sums that
     are already in the workspace. With `result`, there is one group, and its sums are the result.
-    `index` counts from column `first` on.
+    `index` counts from column `first` on, in accesses of VECTOR elements.
     """
     wide = index if len(index.shape) == 2 else index[None, :]
     total = sums if sums.shape[0] == 1 else tl.sum(sums, 0, keep_dims=True)
@@ -26,8 +27,9 @@ def store_sums(
         )
     else:
         pointers = columns_from(workspace + (FIELD * groups + group) * n, first) + wide
-        if ALIGNED:
-            pointers = tl.multiple_of(pointers, [16, 16])
+        if VECTOR > 1:
+            BYTES: tl.constexpr = bytes_of_access(workspace.dtype.element_ty, VECTOR)
+            pointers = tl.multiple_of(pointers, [16, BYTES])
         if LATER:
             total += tl.load(pointers, mask=mask, other=0.0)
         tl.store(pointers, total, mask=mask)

@@ -281,7 +281,7 @@ def load_parameter_piece(
             values = tl.load(pointers, mask=mask, other=0.0, eviction_policy=LOADS)
         else:
             index = at + P * BLOCK + tl.arange(0, BLOCK)
-            values = load_parameters(pointer, index, end, ALIGNED)
+            values = load_parameters(pointer, index, end, VECTOR, ALIGNED)
     return values
 
 
@@ -343,6 +343,18 @@ def load_edges(
         (pointer + firsts)[:, None] + index, mask=is_alone, other=0.0, eviction_policy=LOADS
     )
     return tl.where(is_alone, alone, tile)
+
+
+@triton.jit
+def load_all_edges(inputs, firsts, begin, end, row, count, T: tl.constexpr, VECTOR: tl.constexpr):
+    """`load_edges` of each input, of `count` rows; `firsts` begins with the output's."""
+    exists, is_last = row < count, row == count - 1
+    edges = (load_edges(inputs[0], firsts[1], begin, end, exists, is_last, T, VECTOR),)
+    if len(inputs) == 2:
+        edges += (  # type: ignore[assignment]
+            load_edges(inputs[1], firsts[2], begin, end, exists, is_last, T, VECTOR),
+        )
+    return edges
 
 
 @triton.jit

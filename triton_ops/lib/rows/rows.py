@@ -10,7 +10,7 @@ take two launches (split_columns.py). Twin of csrc/include/diglot/rows/rows.cuh.
 import triton
 import triton.language as tl
 
-from .resident import map_resident_rows
+from .resident import map_resident_rows, walk_peeled_rows
 from .split import map_split_rows
 from .split_columns import reduce_or_map_column_chunk
 from .tiled import map_tiled_rows
@@ -25,6 +25,7 @@ ROWS, TILES, COLUMNS, COLUMN_TILES, SPLIT_ROWS, SPLIT_COLUMNS, REDUCED_CHUNKS, M
     tl.constexpr(6),
     tl.constexpr(7),
 )
+WALKED_ROWS = tl.constexpr(8)
 
 
 @triton.jit
@@ -66,14 +67,16 @@ def reduce_then_map_rows(
         EARLY: whether a program loads weight and bias before the reduction, so that it waits only
             once. Loading them after it takes fewer registers. If programs split rows: whether a
             program loads its next rows before it maps one.
-        SPLITS: of a split row, at least as many as its programs.
+        SPLITS: of a split row, a power of 2 that is at least the number of its programs, or minus
+            that number, as in `part_of_row`.
         PHASE: of a split row: 1 publishes, 2 collects and maps, ALL_PHASES does both.
         second: an array with the output's layout, for the held tile; or None.
         weight, bias: arrays of n elements without gaps; or None.
         statistics: arrays of one element for each row, to be written; or None.
         numbers: arguments of `finish`.
     """
-    COLUMN: tl.constexpr = (KIND == COLUMNS) | (KIND == COLUMN_TILES) | (KIND >= SPLIT_COLUMNS)
+    IN_ROWS: tl.constexpr = (KIND == ROWS) | (KIND == TILES)
+    COLUMN: tl.constexpr = not (IN_ROWS or (KIND == SPLIT_ROWS) | (KIND == WALKED_ROWS))
     if not COLUMN and ALIGNED:
         n = n * VECTOR  # the compiler sees a multiple: the end cuts no access
     if (KIND == SPLIT_ROWS) | (KIND == SPLIT_COLUMNS):
@@ -88,6 +91,12 @@ def reduce_then_map_rows(
             inputs, scratch, output, n, count, sizes, starts, strides, steps,
             REDUCE, COMBINE, NONE, FOLD, MAP, OTHER, T, KIND == MAPPED_CHUNKS, RANK, STEPS,
             VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
+        )  # fmt: skip
+    elif KIND == WALKED_ROWS:
+        walk_peeled_rows(
+            inputs, output, n, count, sizes, starts, strides, steps,
+            second, weight, bias, statistics, numbers, REDUCE, COMBINE, MAP, HOLD, FINISH, OTHER, T,
+            RANK, STEPS, VECTOR, BLOCK, PIECES,
         )  # fmt: skip
     elif (KIND == ROWS) | (KIND == COLUMNS):
         map_resident_rows(

@@ -15,6 +15,7 @@ from .operation import finish_rows
 from .pieces import (
     is_peeled,
     is_whole,
+    load_all_edges,
     load_parameter_pieces,
     load_pieces,
     map_pieces,
@@ -37,15 +38,24 @@ MOST_EARLY_BYTES = tl.constexpr(128)  # of a thread's part of one row, where it 
 
 
 @triton.jit
-def part_of_row(n, VECTOR: tl.constexpr, PEELED: tl.constexpr, HELD: tl.constexpr):
+def part_of_row(
+    n, VECTOR: tl.constexpr, PEELED: tl.constexpr, HELD: tl.constexpr, SPLITS: tl.constexpr
+):
     """How many programs share a row of n elements, and the elements of each. Programs take whole
-    lines of memory, of eight accesses.
+    lines of memory, of eight accesses. They hold HELD elements, and are as few as can be, unless
+    SPLITS is minus their number.
     """
     LINE: tl.constexpr = 8 * VECTOR
     reach = n + VECTOR - 1 if PEELED else n  # elements from the first access on
-    programs = (reach + HELD - 1) // HELD
+    programs = (reach + HELD - 1) // HELD if SPLITS > 0 else tl.full((), -SPLITS, tl.int64)
     lines = (reach + programs * LINE - 1) // (programs * LINE)
     return programs, lines * LINE
+
+
+@triton.constexpr_function
+def most_splits(splits):
+    """A power of 2 that is at least the number of programs that split a row."""
+    return splits if splits > 0 else 1 << (-splits - 1).bit_length()
 
 
 @triton.jit
@@ -72,7 +82,8 @@ def map_split_rows(
     if COLUMN:
         programs, size = (n + BLOCK - 1) // BLOCK, BLOCK
     else:
-        programs, size = part_of_row(n, VECTOR, PEELED, BLOCK * PIECES)
+        programs, size = part_of_row(n, VECTOR, PEELED, BLOCK * PIECES, SPLITS)
+    MAILBOXES: tl.constexpr = most_splits(SPLITS)
     group, split = program // programs, program % programs
     groups = tl.num_programs(0) // programs
     part = split * size
@@ -80,7 +91,7 @@ def map_split_rows(
     length = tl.minimum(tl.maximum(n - part, 0), size).to(tl.int32)
     weight = None if weight is None else weight + part
     bias = None if bias is None else bias + part
-    every = tl.arange(0, SPLITS)
+    every = tl.arange(0, MAILBOXES)
     is_split, every = every < programs, tl.minimum(every, programs.to(tl.int32) - 1)
     if COLUMN:
         column = tl.arange(0, WIDTH)[None, :]
@@ -93,7 +104,8 @@ def map_split_rows(
     # are in flight. A program collects a row's states only after it has published those of its
     # next row. It holds the row until then, so it hardly ever waits. If its rows are ALIKE, it
     # loads its part of weight and bias only once. Other peeled rows would have those in flight
-    # too, and so much shared memory that fewer programs run.
+    # too, and so much shared memory that fewer programs run. Edges of 16 bits are copied as words,
+    # because no copy has fewer than four bytes.
     PIPELINED: tl.constexpr = FINISH is not None and EARLY
     SIZE: tl.constexpr = output.dtype.element_ty.primitive_bitwidth // 8
     HELD_BYTES: tl.constexpr = BLOCK * PIECES * SIZE // THREADS
@@ -113,6 +125,7 @@ def map_split_rows(
     if PIPELINED:
         before = no_pieces(SIDE, BLOCK, PIECES, VECTOR, ALIGNED, T)
     IN_FLIGHT: tl.constexpr = STAGES if PIPELINED and (ALIKE or not PEELED) else 1
+    WORDS: tl.constexpr = PEELED and IN_FLIGHT > 1 and T.primitive_bitwidth == 16
     for tile in tl.range(group, end, groups, num_stages=IN_FLIGHT):
         row = side_by_side(tl.full((), tile, tl.int64), SIDE, VECTOR, COLUMN)
         row_mask = row < count
@@ -124,9 +137,13 @@ def map_split_rows(
             row_offsets(row, part, sizes, starts, strides, steps, 2, RANK) - shift,
         )  # fmt: skip
         held = load_pieces(
-            0, pieces_of(PIECES, VECTOR, ALIGNED, COLUMN), inputs, firsts, steps, 0, begin, stop,
-            row_mask, OTHER, LOADS, HOLD, T, BLOCK, PIECES, COLUMN, STEPS, VECTOR, ALIGNED,
+            0, PIECES if WORDS else pieces_of(PIECES, VECTOR, ALIGNED, COLUMN), inputs, firsts,
+            steps, 0, begin, stop, row_mask, OTHER, LOADS, HOLD, T, BLOCK, PIECES, COLUMN, STEPS,
+            VECTOR, ALIGNED,
         )  # fmt: skip
+        if WORDS:
+            edges = load_all_edges(inputs, firsts, begin, stop, row, count, T, VECTOR)
+            held += (edges if HOLD is None else (HOLD(edges, T),),)
         states = reduce_pieces(
             held, 0, begin, stop, row_mask, REDUCE, COMBINE, T, BLOCK, PIECES, COLUMN, VECTOR,
             ALIGNED,
@@ -149,7 +166,7 @@ def map_split_rows(
             if COLUMN:
                 whole = FOLD(collect_tile(boxes, received, step, is_split, nothing), n, 0, T)
             else:
-                pack: tl.constexpr = max(1, SPLITS // THREADS)
+                pack: tl.constexpr = max(1, MAILBOXES // THREADS)
                 whole = FOLD(collect(boxes, received, step, is_split, nothing, pack), n, ALL, T)
             results = finish_rows(
                 whole, statistics, row, row_mask & (split == 0), n, sizes, starts[-1], strides[-1],

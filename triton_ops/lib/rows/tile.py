@@ -33,6 +33,12 @@ def row_offsets(row, part, sizes, starts, strides, steps, A: tl.constexpr, RANK:
     return strided_offset(row, sizes, start, strides[A], RANK, True)
 
 
+@triton.constexpr_function
+def bytes_of_access(dtype, vector):
+    """Bytes of an access of elements, 16 at most. Accesses are at multiples of them."""
+    return min(16, vector * dtype.primitive_bitwidth // 8)
+
+
 @triton.jit
 def tile_pointers(
     pointer, starts, step, index,
@@ -51,7 +57,7 @@ def tile_pointers(
             result = tl.multiple_of(result, [1, 16])
     else:
         if ALIGNED:
-            first = tl.multiple_of(first, 16)
+            first = tl.multiple_of(first, bytes_of_access(pointer.dtype.element_ty, VECTOR))
         wide = index if len(index.shape) == 2 else index[None, :]
         result = first[:, None] + (wide.to(tl.int64) * step if STEPS else wide)
     return result
@@ -103,13 +109,14 @@ def load_held(
 
 
 @triton.jit
-def load_parameters(pointer, index, n, ALIGNED: tl.constexpr):
+def load_parameters(pointer, index, n, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
     """A tile of one row: a weight or bias, which is the same for every row. None without one."""
     values = None
     if pointer is not None:
         pointers = (pointer + index)[None, :]
         if ALIGNED:
-            pointers = tl.multiple_of(pointers, [16, 16])
+            BYTES: tl.constexpr = bytes_of_access(pointer.dtype.element_ty, VECTOR)
+            pointers = tl.multiple_of(pointers, [16, BYTES])
         values = tl.load(pointers, mask=(index < n)[None, :], other=0.0, eviction_policy=LOADS)
     return values
 
