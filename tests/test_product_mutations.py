@@ -51,7 +51,9 @@ FAULTS = {
     ),
     "one part of memory": Fault("parts.advance();\n  if", "if"),
     "consumers before the barriers": Fault("named_barrier_sync(kReady, kThreads);", ""),
-    "several producers": Fault("elect_one()) produce(", "thread < kConsuming + 2) produce("),
+    "several producers": Fault("kProducers && elect_one())", "kProducers && thread % 32 < 2)"),
+    "one operand's bytes are expected": Fault("(kLoadsB ? bytes_b : 0)", "0"),
+    "one producer ends a phase": Fault("barrier.init(kProducers)", "barrier.init(1)"),
     "memory ends while TMA reads it": Fault(
         "if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();", ""
     ),

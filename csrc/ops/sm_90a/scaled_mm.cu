@@ -39,10 +39,8 @@ void plan_wgmma(Planner& planner, const ScaledProduct& scaled, const WgmmaOperan
   const auto group = static_cast<int>(planner.tuned(Tunable::kProductsGroup));
   const TileSchedule tiles{count(product.m, Shape::kRows), count(product.n, Shape::kColumns), 1,
                            group};
-  WgmmaProduct given{};
-  given.major_a = given.major_b = Major::kK;
-  given.schedule = {tiles, count(product.k, Shape::kDepth), 1};
-  given.inner_batches = 1;
+  const SplitSchedule schedule{tiles, count(product.k, Shape::kDepth), 1};
+  WgmmaProduct given{Major::kK, Major::kK, schedule, {}, false, 1};
   given.is_stored_by_tma = operands.c.has_value();
   const int64_t most = planner.device.multiprocessors();
   Launch how{static_cast<unsigned>(std::min(tiles.count(), most)), Shape::kThreads};

@@ -47,7 +47,7 @@ inline constexpr MmaType kMmaType<float> = MmaType::kTf32;
 
 // The rows of ordinary tiles.
 constexpr int rows_of_tile(bool is_exchanged, int columns) {
-  return is_exchanged && columns <= 64 ? 64 : 128;
+  return is_exchanged && columns < 128 ? 64 : 128;
 }
 
 // kIsPlain: nothing but a bias follows the sums. kIsActivated: a bias and an activation may, and a
@@ -77,12 +77,12 @@ struct WgmmaShape {
   static constexpr bool kMovesRegisters = kConsumers > 1;
   static constexpr int kConsumerRegisters = kConsumers > 2 ? 160 : 232;
   static constexpr int kProducerRegisters = kConsumers > 2 ? 32 : 40;
-  static constexpr int kProducerThreads = kMovesRegisters ? kWarpgroupThreads : 32;
+  static constexpr int kProducerThreads = kMovesRegisters ? kWarpgroupThreads : 64;
   static constexpr int kThreads = kConsumers * kWarpgroupThreads + kProducerThreads;
   static constexpr int kSums = kColumns / 2;  // of a thread
   // Whether loops keep addresses in registers: in each step of a small tile, to compute them takes
-  // longer than its products.
-  static constexpr bool kKeepsAddresses = kHalves * kSums <= 64;
+  // longer than its products. A single consumer has registers for them.
+  static constexpr bool kKeepsAddresses = kConsumers == 1 || kHalves * kSums <= 64;
 
   // A panel of B is a line wide, so B may have more columns than the tile.
   static constexpr int kBytesA = kRows * kDepth * kBytes;
@@ -91,7 +91,9 @@ struct WgmmaShape {
   // C is stored in parts of one or two panels, so that the ring has more room. Lines of a panel are
   // rows of C: of an exchanged tile 16, 32 or 64 at a time. Small tiles have two parts too: where
   // parts of K meet, two blocks then finish the tile.
-  static constexpr int kMostLines = kColumns > 64 && kColumns % 64 == 0 ? 64 : 32;
+  static constexpr int kMostLines = kColumns % 32 != 0                    ? 16
+                                    : kColumns > 64 && kColumns % 64 == 0 ? 64
+                                                                          : 32;
   static constexpr int kExchangedLines = kColumns < kMostLines ? kColumns : kMostLines;
   static constexpr int kPanel = kIsExchanged ? kConsumerRows : 32;  // columns of C
   static constexpr int kPanelLines = kIsExchanged ? kExchangedLines : kConsumerRows;
@@ -313,8 +315,8 @@ struct TileLoads {
   }
 };
 
-// Fills the ring for all tiles of the block.
-template <typename Shape>
+// Fills the ring for all tiles of the block, or loads one of the operands.
+template <typename Shape, bool kLoadsA = true, bool kLoadsB = true>
 DIGLOT_DEVICE void produce_stages(const RingPlaces<Shape>& at, const TensorMap& a,
                                   const TensorMap& b, const WgmmaProduct& product) {
   constexpr int kDepth = Shape::kDepth;
@@ -325,8 +327,8 @@ DIGLOT_DEVICE void produce_stages(const RingPlaces<Shape>& at, const TensorMap& 
   const bool is_a_along_k = product.major_a == Major::kK;
   const bool is_b_along_k = product.major_b == Major::kK;
   // Along N, K-major tiles have no more columns than C's; N-major ones have whole panels.
-  const uint32_t bytes =
-      Shape::kBytesA + (is_b_along_k ? Shape::kColumns * kDepth * Shape::kBytes : Shape::kBytesB);
+  const int bytes_b = is_b_along_k ? Shape::kColumns * kDepth * Shape::kBytes : Shape::kBytesB;
+  const uint32_t bytes = (kLoadsA ? Shape::kBytesA : 0) + (kLoadsB ? bytes_b : 0);
   for (uint32_t index = sharing.cluster(); index < count; index += clusters) {
     const TilePart part = product.schedule.part(index);
     const Tile tile = sharing.own(part.tile);
@@ -343,8 +345,12 @@ DIGLOT_DEVICE void produce_stages(const RingPlaces<Shape>& at, const TensorMap& 
       const auto stage = static_cast<uint32_t>(ring.stage);
       const int depth = step * kDepth;
       arrive_expect_at(full, bytes);
-      of_a.load(a, is_a_along_k, depth, batch * product.in_a, stage * Shape::kBytesA, full);
-      of_b.load(b, is_b_along_k, depth, batch * product.in_b, stage * Shape::kBytesB, full);
+      if (kLoadsA) {
+        of_a.load(a, is_a_along_k, depth, batch * product.in_a, stage * Shape::kBytesA, full);
+      }
+      if (kLoadsB) {
+        of_b.load(b, is_b_along_k, depth, batch * product.in_b, stage * Shape::kBytesB, full);
+      }
       ring.advance();
     }
   }
@@ -617,23 +623,25 @@ struct Cluster {
   }
 };
 
-// Shares a block's warpgroups out: produce(shared, full, empty, at) by one thread, and consume(...)
-// by the consumers. The blocks of a cluster wait for each other's barriers. Both functions see to
-// it that none ends while others reach its memory. A producer waits for nobody else before its
-// first loads.
-template <typename Shape, typename Produce, typename Consume>
+// Shares a block's warpgroups out: produce(shared, at) by one thread, and consume(shared, at) by
+// the consumers. Of several producers, one thread of each calls produce(shared, at, number), and
+// arrives at each stage's barrier. The blocks of a cluster wait for each other's barriers. Both
+// functions see to it that none ends while others reach its memory. The first producer waits for
+// nobody else before its first loads.
+template <typename Shape, int kProducers = 1, typename Produce, typename Consume>
 DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, Cluster cluster = {}) {
-  constexpr int kReady = 15, kWarp = 32;  // the barrier's number
+  constexpr int kReady = 15, kProducing = 14, kWarp = 32;  // the barriers' numbers
   constexpr int kConsuming = Shape::kConsumers * kWarpgroupThreads;
   constexpr int kThreads = kWarp + kConsuming;
   const int thread = static_cast<int>(threadIdx.x);
+  const int producer = (thread - kConsuming) / kWarp;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   const auto at = RingPlaces<Shape>::of(shared);
   if (thread >= kConsuming) {
     if (thread < kThreads) {
       if (thread == kConsuming) {
-        for (Mbarrier& barrier : shared.barriers.full) barrier.init(1);  // the producer
+        for (Mbarrier& barrier : shared.barriers.full) barrier.init(kProducers);
         // One thread of each consumer.
         for (Mbarrier& barrier : shared.barriers.empty)
           barrier.init(Shape::kReaders * cluster.receivers);
@@ -641,14 +649,23 @@ DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, Clu
         fence_mbarrier_init();
       }
       __syncwarp();
+      if (kProducers > 1) named_barrier_arrive(kProducing, kProducers * kWarp);
       named_barrier_arrive(kReady, kThreads);
+    } else if (producer < kProducers) {
+      named_barrier_sync(kProducing, kProducers * kWarp);
     }
     cluster.arrive();
     if (cluster.shares) cluster.wait();
     if constexpr (Shape::kMovesRegisters) release_registers<Shape::kProducerRegisters>();
     // By elect, so that the compiler knows that there is one thread. Its values are then uniform,
     // as TMA takes them. A loop over threads would take longer than a small stage's loads.
-    if (thread < kThreads && elect_one()) produce(shared, at);
+    if (producer < kProducers && elect_one()) {
+      if constexpr (kProducers == 1) {
+        produce(shared, at);
+      } else {
+        produce(shared, at, producer);
+      }
+    }
     __syncwarp();
     if (!cluster.shares) cluster.wait();
   } else {
@@ -663,7 +680,8 @@ DIGLOT_DEVICE void share_out(const Produce& produce, const Consume& consume, Clu
 template <typename Shape>
 DIGLOT_DEVICE void prefetch_maps(const TensorMap& a, const TensorMap& b, const TensorMap& map_c,
                                  const WgmmaProduct& product) {
-  if (threadIdx.x == Shape::kThreads - 1) {  // a thread with nothing else to do
+  // A thread with nothing else to do: of the producer's warpgroup, or of a consumer that waits.
+  if (threadIdx.x == (Shape::kMovesRegisters ? Shape::kThreads - 1 : 0)) {
     tma_prefetch_map(a);
     tma_prefetch_map(b);
     if (product.is_stored_by_tma) tma_prefetch_map(map_c);
@@ -676,13 +694,16 @@ DIGLOT_DEVICE void multiply_by_wgmma(const TensorMap& a, const TensorMap& b, con
                                      char* scratch, const WgmmaProduct& product) {
   const Sharing sharing = sharing_of<Shape>(product);
   prefetch_maps<Shape>(a, b, map_c, product);
-  share_out<Shape>([&](auto&, const auto& at) { produce_stages<Shape>(at, a, b, product); },
-                   [&](auto& shared, const auto& at) {
-                     consume_stages<T, Shape>(shared, at, map_c, map_before, epilogue, scratch,
-                                              product);
-                   },
-                   product.meets ? Cluster{product.schedule.parts}
-                                 : Cluster{sharing.blocks(), true, sharing.receivers()});
+  share_out<Shape, 2>(
+      [&](auto&, const auto& at, int producer) {
+        producer == 0 ? produce_stages<Shape, true, false>(at, a, b, product)
+                      : produce_stages<Shape, false, true>(at, a, b, product);
+      },
+      [&](auto& shared, const auto& at) {
+        consume_stages<T, Shape>(shared, at, map_c, map_before, epilogue, scratch, product);
+      },
+      product.meets ? Cluster{product.schedule.parts}
+                    : Cluster{sharing.blocks(), true, sharing.receivers()});
 }
 
 // Multiplies and sums A's rows, by a SummedShape and without clusters. `sums_of_rows` gets the
