@@ -107,6 +107,9 @@ SHARING = [
     (96, 4, "128x96, in clusters of 4x1"),
     (224, 12, "128x224, in clusters of 2x2"),
     (64192, 14, "64x192, in clusters of 4x2"),
+    (64160, 12, "64x160, in clusters of 2x2"),
+    (80064, 14, "80x64, exchanged, in clusters of 2x2"),
+    (96064, 4, "96x64, exchanged, in clusters of 4x1"),
     (64064, 14, "64x64, exchanged, in clusters of 4x2"),
     (64064, 4, "64x64, exchanged, in clusters of 4x1"),
     (64064, 11, "64x64, exchanged, in clusters of 1x2"),
@@ -146,8 +149,8 @@ def test_clusters_of_a_batch_in_cuda():
 
 @needs_extension
 def test_clusters_need_no_more_rounds():
-    """Tiles of 64 x 64 share by default, in the largest clusters that run at once on an H200. Where
-    bits must not depend on rows, no tile is of this kind."""
+    """Tiles of 64 x 64 share by default, in the largest clusters that run at once on an H200, of at
+    least four. Where bits must not depend on rows, no tile is of this kind."""
     found = {}
     for m, n in ((336, 1024), (128, 1024), (336, 128), (1000, 1024), (8, 1024)):
         a, b = (torch.empty(*shape, dtype=BF16, device=DEVICE) for shape in ((m, 4096), (n, 4096)))
@@ -160,7 +163,6 @@ def test_clusters_need_no_more_rounds():
         (336, 1024, False): "64x64, exchanged, in clusters of 2x2",
         (128, 1024, False): "64x64, exchanged, in clusters of 4x2",
         (336, 128, False): "64x64, exchanged, in clusters of 2x2",
-        (1000, 1024, False): "64x64, exchanged, in clusters of 2x1",
     }
 
 

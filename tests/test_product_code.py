@@ -20,8 +20,8 @@ WIDTHS, FULL_WIDTHS = (64, 96, 128, 160, 192, 224, 256), (64, 128, 192, 256)
 TF32_COLUMNS = tuple(sorted(WIDTHS + FULL_WIDTHS))
 # Of 16 bits: plain tiles, also exchanged ones and those of other heights; tiles with all that may
 # follow the sums. Consumers that take turns have both forms, and one between them: an activation.
-PLAIN, FULL = (*WIDTHS, 16, 32, 64, 160, 256), (*FULL_WIDTHS, 16, 32, 64)
-OTHERS, TURNS = (192, 128, 192), (128, 128, 128)
+PLAIN, FULL = (*WIDTHS, 16, 32, 64, 80, 96, 160, 256), (*FULL_WIDTHS, 16, 32, 64)
+OTHERS, TURNS = (96, 128, 160, 192, 128, 192), (128, 128, 128)
 COLUMNS = tuple(sorted(PLAIN + FULL + OTHERS + TURNS))
 NAMES = ("UTMALDG.4D", "UTMASTG.4D", "USETMAXREG")
 FAST, EXACT = "0", "1"  # ways to add in scaled.cuh

@@ -12,13 +12,14 @@ import diglot
 from diglot.reference.matmul import matmul_oracle
 
 BF16 = torch.bfloat16
-TILES = [(64, 192), (192, 128), (192, 192)]
+TILES = [(64, 96), (64, 128), (64, 160), (64, 192), (192, 128), (192, 192)]
+TALL = TILES[-2]  # of the three consumers of 192 rows
 pytestmark = NEEDS_CUDA
 
 
 def numbers_of(rows: int, columns: int, **others: int) -> dict[str, int]:
-    asked = {"swap": 0, "turns": 1, "columns": 1000 * rows + columns, "split": 1, **others}
-    return {f"products.cuda.{name}": number for name, number in asked.items()}
+    asked = {"swap": 0, "turns": 1, "columns": 1000 * rows + columns, "split": 1, "cluster": 1}
+    return {f"products.cuda.{name}": number for name, number in (asked | others).items()}
 
 
 def by_tiles(tile: tuple[int, int], function, *tensors, end: str = "", **others: int):
@@ -32,7 +33,7 @@ def by_tiles(tile: tuple[int, int], function, *tensors, end: str = "", **others:
 
 
 @pytest.mark.parametrize(
-    ("tile", "dtype"), [*((tile, BF16) for tile in TILES), (TILES[1], torch.float16)], ids=str
+    ("tile", "dtype"), [*((tile, BF16) for tile in TILES), (TALL, torch.float16)], ids=str
 )
 def test_layouts(tile, dtype):
     """Tiles with edges: of a line, of 64 rows, of C that TMA cannot store."""

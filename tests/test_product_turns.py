@@ -20,6 +20,7 @@ TOGETHER = {
     "products.cuda.swap": 0,
     "products.cuda.columns": 128,
     "products.cuda.split": 1,
+    "products.cuda.cluster": 1,
     "products.both.row_sums": 0,
 }
 NAME = "wgmma, tiles of 128x128"

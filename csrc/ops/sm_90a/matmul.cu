@@ -41,9 +41,6 @@ namespace {
 
 using namespace diglot;
 
-// The value of `columns` that asks for exchanged tiles of 64 x 64 where M is above 64.
-constexpr int kNarrowOfMany = 64064;
-
 // A compiled kernel, by the sides of its tiles, and how it is used.
 struct Variant {
   int rows, columns;
@@ -57,11 +54,13 @@ struct Variant {
   // Warpgroups that multiply.
   int consumers() const { return takes_turns ? 2 : rows / 64; }
   bool is_narrow() const { return is_exchanged && columns <= 64; }
+  // The thousands name its rows, of C or of its transpose, where these are not 128.
+  int full_number() const { return is_exchanged ? 1000 * columns + rows : 1000 * rows + columns; }
   // Its number in tables of tunables.
-  int number() const { return rows == 128 || is_narrow() ? columns : 1000 * rows + columns; }
+  int number() const { return rows == 128 || is_narrow() ? columns : full_number(); }
   // The value of `columns` that asks for it.
   int asked_number(int64_t m) const {
-    return columns < m && is_narrow() ? kNarrowOfMany : number();
+    return columns < m && is_narrow() ? full_number() : number();
   }
   int most_meeting() const { return diglot::most_meeting(rows, columns, is_exchanged); }
   int64_t bytes_of_sums() const { return int64_t{4} * rows * columns; }
@@ -74,10 +73,18 @@ constexpr double kMoreThanBias = 7, kActivation = 11;
 constexpr int kPlainWidths[] = {64, 96, 128, 160, 192, 224, 256}, kWidths[] = {64, 128, 192, 256};
 // Those of exchanged tiles hold all rows of a product, so that they read the other operand once.
 constexpr int kPlainExchangedWidths[] = {16, 32, 64, 160, 256}, kExchangedWidths[] = {16, 32, 64};
+// Those of exchanged tiles that hold some of more than 64 rows. The first is not only for plain
+// ones.
+constexpr int kWidthsOfMany[] = {64, 80, 96};
 constexpr int kTurnWidth = 128;  // where consumers take turns
 // Rows and columns of other plain tiles.
-constexpr std::pair<int, int> kOthers[] = {{64, 192}, {192, 128}, {192, 192}};
+constexpr std::pair<int, int> kOthers[] = {{64, 96},  {64, 128},  {64, 160},
+                                           {64, 192}, {192, 128}, {192, 192}};
 constexpr int64_t kNever = 1, kAlways = 2;  // values of `split_in_cluster` and `turns`
+// Blocks of a cluster that share tiles, at least: two of them gain nothing on an H200. More of them
+// take this share of the time.
+constexpr int kFewestSharing = 4;
+constexpr double kTimeOfSharing = 0.95;
 
 std::string name_of(const Variant& variant) {
   const std::string columns = std::to_string(variant.columns);
@@ -119,15 +126,15 @@ int64_t memory_of(const Product& product, int64_t m) {
 Sharing sharing_of(int64_t asked, const TileSchedule& tiles, const Variant& variant) {
   constexpr int64_t kBoth = 10;
   Sharing sharing;
-  // A share is at least as tall as the pattern of a swizzle.
-  const int64_t most = std::min<int64_t>({asked % kBoth, tiles.rows, variant.columns / 8, 4});
-  while (2 * sharing.rows <= most) sharing.rows *= 2;
+  // A share is some patterns of a swizzle, of 8 lines.
+  const int64_t most = std::min<int64_t>({asked % kBoth, tiles.rows, 4});
+  while (2 * sharing.rows <= most && variant.columns % (16 * sharing.rows) == 0) sharing.rows *= 2;
   if (asked > kBoth && tiles.columns > 1) sharing.columns = 2;
   return sharing;
 }
 
-// The blocks that share a variant's tiles. By default those of kNarrowOfMany share: in the largest
-// clusters that need no more rounds than single blocks.
+// The blocks that share a variant's tiles. By default they form the largest clusters that need no
+// more rounds than single blocks.
 Sharing choose_sharing(Planner& planner, const Product& product, const Variant& variant) {
   const int64_t m = product.planned_m(), asked = planner.tuned(Tunable::kProductsCluster);
   if (variant.takes_turns || variant.parts > 1 || variant.rows > 128 ||
@@ -136,16 +143,15 @@ Sharing choose_sharing(Planner& planner, const Product& product, const Variant& 
   }
   const TileSchedule tiles = tiles_of(product, m, variant, 1);
   if (asked != 0) return sharing_of(asked, tiles, variant);
-  if (variant.asked_number(m) != kNarrowOfMany) return {};
   const int64_t multiprocessors = std::max(planner.device.multiprocessors(), 1);
   const auto rounds_of = [&](const Sharing& sharing) {
     const int64_t clusters = rounded_up_quotient(tiles.rows, sharing.rows) *
                              rounded_up_quotient(tiles.columns, sharing.columns) * tiles.batches;
     return rounded_up_quotient(clusters, clusters_at_once(sharing.blocks(), multiprocessors));
   };
-  for (const int64_t form : {14, 12, 4, 2}) {
+  for (const int64_t form : {14, 12, 4}) {
     const Sharing sharing = sharing_of(form, tiles, variant);
-    if (rounds_of(sharing) <= rounds_of({})) return sharing;
+    if (sharing.blocks() >= kFewestSharing && rounds_of(sharing) <= rounds_of({})) return sharing;
   }
   return {};
 }
@@ -176,7 +182,11 @@ std::vector<Variant> variants_of(Planner& planner, const Product& product) {
     is_plain(product) ? add_narrowest(kPlainExchangedWidths) : add_narrowest(kExchangedWidths);
   }
   const bool is_few = !variants.empty() && m <= few;
-  if (has_exchanged && m > 64 && !product.is_batch_invariant) add(64, true);
+  if (has_exchanged && m > 64 && !product.is_batch_invariant) {
+    for (const int columns : kWidthsOfMany) {
+      if (columns == 64 || is_plain(product)) add(columns, true);
+    }
+  }
   if (!is_few) is_plain(product) ? add_all(kPlainWidths) : add_all(kWidths);
   // Where a plan must not depend on M, it has to serve few rows too.
   if (is_plain(product) && product.c->dtype != DType::kFloat32 && !product.is_batch_invariant) {
@@ -221,14 +231,18 @@ Variant best_variant(Planner& planner, const Product& product) {
         planner.tuned(variant.is_narrow() ? Tunable::kProductsSpeedOfFew : Tunable::kProductsSpeed,
                       variant.number()));
     const double height = variant.rows / 128.0;
-    const TileWork work{tiles_of(product, m, variant, 1).count(),
+    const TileSchedule tiles = tiles_of(product, m, variant, 1);
+    // What all tiles load at a time, the L2 cache gives once.
+    const int loaded = (tiles.rows > 1 ? variant.rows : 0) + (tiles.columns > 1 ? columns : 0);
+    const TileWork work{tiles.count(),
                         static_cast<int>(steps_of(product)),
                         kWgmmaStep * height * columns * 100 / speed,
                         end_of(product) * height * columns,
                         memory_of(product, m),
                         variant.bytes_of_sums(),
                         variant.consumers(),
-                        variant.takes_turns};
+                        variant.takes_turns,
+                        loaded * static_cast<int>(kLineBytes)};
     // Turns are along all of K, and so are tiles that blocks are asked to share.
     const bool is_whole = variant.takes_turns || (asked_parts == 0 && asked_sharing > 1);
     const int64_t parts_asked = is_whole ? 1 : asked_parts;
@@ -245,9 +259,10 @@ Variant best_variant(Planner& planner, const Product& product) {
         variant.time = other, variant.parts = parts, variant.meets = false;
       }
     }
+    variant.sharing = choose_sharing(planner, product, variant);
+    if (variant.sharing.blocks() >= kFewestSharing) variant.time *= kTimeOfSharing;
     if (variant.time < best.time) best = variant;
   }
-  best.sharing = choose_sharing(planner, product, best);
   return best;
 }
 
@@ -366,12 +381,16 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
                               : plan_wgmma<T, 128, kTurnWidth, false, false, true>;
         return plan(planner, product, *operands, variant, sums);
       }
-      if (variant.number() > 1000) return plan_other<T>(planner, product, *operands, variant, sums);
+      if (variant.rows != 128 && !variant.is_exchanged) {
+        return plan_other<T>(planner, product, *operands, variant, sums);
+      }
     }
     switch (variant.is_exchanged ? -variant.columns : variant.columns) {
       case -16: return with(std::integral_constant<int, 16>{}, kExchanged);
       case -32: return with(std::integral_constant<int, 32>{}, kExchanged);
       case -64: return with(std::integral_constant<int, 64>{}, kExchanged);
+      case -80: return with(std::integral_constant<int, 80>{}, kExchanged);
+      case -96: return with(std::integral_constant<int, 96>{}, kExchanged);
       case -160: return with(std::integral_constant<int, 160>{}, kExchanged);
       case -256: return with(std::integral_constant<int, 256>{}, kExchanged);
       case 64: return with(std::integral_constant<int, 64>{}, kAsTheyAre);

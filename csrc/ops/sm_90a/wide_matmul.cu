@@ -67,7 +67,9 @@ Variant best_variant(Planner& planner, const Product& product) {
                         kEnd * columns,
                         product.batches.numel * (read + written),
                         bytes_of_sums(columns),
-                        kRows / 64};
+                        kRows / 64,
+                        false,
+                        (kRows + columns) * static_cast<int>(kLineBytes)};
     const int parts = parts_of(work, asked_parts, multiprocessors);
     const double time = time_of(work, parts, multiprocessors);
     if (columns == asked) return {columns, parts};

@@ -19,14 +19,15 @@ struct TileWork {
   int64_t bytes;           // of a tile's sums
   int counters;            // that a tile needs
   bool has_turns = false;  // whether half of a block finishes a tile while the other computes one
+  int loaded = 0;          // bytes that a block loads in a step, if these may bound it
 };
 
-// Fitted to times of an H200: nanoseconds, and bytes in a nanosecond. kMeeting and kMeetingPart are
-// of parts that met by fences, before blocks sent their sums by st.async.
+// Fitted to times of an H200: nanoseconds, and bytes in a nanosecond.
 constexpr double kSplitRound = 3100;  // of parts that run at once: their ends and arrivals
 constexpr double kSplitSums = 120;    // what an SM writes or reads of sums
-constexpr double kMeeting = 1170, kMeetingPart = 220;  // of parts that a cluster has, and of each
+constexpr double kMeeting = 1500, kMeetingPart = 220;  // of parts that a cluster has, and of each
 constexpr double kFromMemory = 4100;                   // what memory gives all SMs
+constexpr double kFromCache = 12000;                   // what L2 gives them
 constexpr double kHidden = 0.6;  // of the shorter of loading and computing, by the longer one
 constexpr int kMostParts = 16;   // that the model considers
 constexpr int64_t kMostSplitBytes = 64 << 20;  // scratch that a stream keeps
@@ -39,13 +40,22 @@ inline bool can_split(const TileWork& work, int parts) {
 }
 
 // The time after a launch's beginning. The busiest SM computes its rounds of steps, while memory
-// gives the operands. With several parts, sums go through memory after that.
+// gives the operands. In a step, the L2 cache gives all blocks that run what they load. With
+// several parts, sums go through memory after that.
 inline double time_of(const TileWork& work, int parts, int64_t multiprocessors) {
-  const auto rounds = static_cast<double>(rounded_up_quotient(work.tiles * parts, multiprocessors));
-  const double steps = work.step * static_cast<double>(rounded_up_quotient(work.steps, parts));
-  const double tile = steps + (work.has_turns ? 2 : 1) * work.end;  // by half of the threads
+  const int64_t blocks = work.tiles * parts;
+  const int64_t full_rounds = rounded_up_quotient(blocks, multiprocessors) - 1;
+  const auto rounds = static_cast<double>(full_rounds + 1);
+  const auto steps_of = [&](int64_t running) {
+    const double loading = static_cast<double>(running * work.loaded) / kFromCache;
+    return std::max(work.step, loading) *
+           static_cast<double>(rounded_up_quotient(work.steps, parts));
+  };
+  const double end = (work.has_turns ? 2 : 1) * work.end;  // by half of the threads
+  const double steps = steps_of(multiprocessors), tile = steps + end;
   const double turn = work.has_turns ? std::max(steps, tile / 2) : tile;
-  const double computing = tile + (rounds - 1) * turn;
+  const double last = steps_of(blocks - full_rounds * multiprocessors) + end;
+  const double computing = last + static_cast<double>(full_rounds) * turn;
   const double loading = static_cast<double>(work.memory) / kFromMemory;
   const double time = computing + loading - kHidden * std::min(computing, loading);
   if (parts == 1) return time;
