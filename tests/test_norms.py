@@ -144,7 +144,10 @@ def test_lanes_have_as_many_accesses_as_leave_the_fewest_idle(op, accesses):
     for count, wanted in accesses.items():
         x = torch.empty(4096, 8 * count, dtype=torch.bfloat16)
         others = (x,) if op.startswith("add") else ()
-        with plan_runs(Device(90, 132, 233_472, True, name="h200")) as runs, diglot.use_plans("model"):
+        with (
+            plan_runs(Device(90, 132, 233_472, True, name="h200")) as runs,
+            diglot.use_plans("model"),
+        ):
             getattr(diglot, op)(x, *others, (8 * count,), x[0], backend="cuda")
         plan = runs[-1].plan
         assert plan.variant.startswith(LANES), (count, plan)

@@ -25,6 +25,7 @@ SMALL = {
     "norm_forward.triton.alone_peeled": 64,
     "rows.triton.shared.0.bytes": 1024,
     "norm_forward.triton.shared.*.*.bytes": 1024,
+    "norm_forward.triton.shared_peeled.*.*.*.bytes": 1024,
 }
 # Ways to hold a row, and how a variant's name begins.
 WAYS = {
@@ -134,18 +135,6 @@ def test_gradients_of_odd_rows(op, dtype):
             run = Norm.draw(op, (rows, 777), dtype).check("triton")[-1]
         assert run.variant.startswith(kind), run
         assert run.variant.endswith("edges apart") == is_peeled, run
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("op", ["layer_norm", "add_rms_norm"])
-def test_programs_walk_rows_that_begin_alike(op, dtype):
-    """Few rows have a program each."""
-    for rows, kind in ((19, "rows in registers, walked"), (6, "rows in registers, blocks")):
-        with use_tunables(ALWAYS | {"norm_forward.triton.walking_elements": 16}):
-            run = Norm.draw(op, (rows, 777), dtype, "both" if "layer" in op else "weight")
-            forward = run.check("triton")[0]
-        assert forward.variant.startswith(kind), forward
-        assert forward.variant.endswith("edges apart"), forward
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -27,7 +27,15 @@ from .plan import (
     Part,
     Scalar,
 )
-from .row_splits import choose_parts, pieces_of, planned_device, power_of_2, registers, told_splits
+from .row_splits import (
+    choose_parts,
+    pieces_of,
+    planned_device,
+    planned_rows,
+    power_of_2,
+    registers,
+    told_splits,
+)
 from .rows import (
     ROW_RANK,
     are_alike,
@@ -234,20 +242,21 @@ def share_out(
     inner = n if peeled == 1 else max(n // peeled - 2, 1) * peeled
     # Edges and both sums leave a longer row no registers.
     held = n if fields == 2 else inner
-    is_alone = held <= tuned("norm_backward.triton.longest_alone", size)
+    planned = planned_rows(device, rows)
+    is_alone = held <= tuned("norm_backward.triton.longest_alone", size, planned)
     if not is_alone and n <= tuned("norm_backward.triton.longest_shared") and is_one:
         if peeled > 1:
             shared = SplitRows(**tuned("norm_backward.triton.shared_peeled", size, n))
         else:
             shared = SplitRows(**tuned("norm_backward.triton.shared", size, n))
         line = 8 * ACCESS_BYTES // size  # as `part_of_row` has it
-        planned, least = planned_device(device), -(-reach // shared.held)
+        device_of, least = planned_device(device), -(-reach // shared.held)
         block, pieces, splits = choose_parts(
             reach, least, line, shared.warps // shared.side * access,
-            planned.room(shared.programs), apart,
+            device_of.room(shared.programs), apart,
         )  # fmt: skip
-        if 1 < splits <= planned.room(shared.programs):
-            groups = planned.programs(room * splits, shared.programs, splits) // splits
+        if 1 < splits <= device_of.room(shared.programs):
+            groups = device_of.programs(room * splits, shared.programs, splits) // splits
             groups = groups // apart * apart or groups
             # A group of one row has no next one to publish before it collects.
             each = -(-rows // (groups * shared.side))

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from .plan import Device, Operand
 
 REGISTERS = 65536  # on a multiprocessor
-WALKING = 0.6  # of them, which may hold a row, weight and bias
 
 
 class Split(NamedTuple):
@@ -73,29 +72,17 @@ class NormRows(NamedTuple):
         """Warps, at least, of programs that share rows, where all rows run at once."""
         return int(self.device.tuned("norm_forward.triton.warps_at_once", self.statistics))
 
-    def shared(self) -> Split:
+    def shared(self, is_peeled: bool) -> Split:
         """How programs share a row."""
-        return Split(**self.device.tuned("norm_forward.triton.shared", self.inputs, self.size))
+        tuned, keys = self.device.tuned, (self.inputs, self.size)
+        if is_peeled:
+            return Split(**tuned("norm_forward.triton.shared_peeled", *keys, self.statistics))
+        return Split(**tuned("norm_forward.triton.shared", *keys))
 
     def held(self, elements: int) -> Held:
         """How one program holds `elements` elements."""
         keys = (self.size, self.inputs, self.statistics, elements)
         return Held(**self.device.tuned("norm_forward.triton.held", *keys))
-
-    def walking(self, elements: int, warps: int, parameters: int) -> tuple[int, int]:
-        """Warps of a program that walks rows of `elements` elements, and how many such programs run
-        on a multiprocessor. None do if its registers do not hold the rows and `parameters` arrays
-        like one.
-
-        Args:
-            warps: of a program that has one row.
-        """
-        most = self.device.tuned("norm_forward.triton.walking_warps")
-        warps = min(warps, most)
-        programs = most // warps
-        held = programs * elements * self.size * (1 + parameters) // 4
-        is_long = elements >= self.device.tuned("norm_forward.triton.walking_elements")
-        return warps, programs if is_long and held <= WALKING * REGISTERS else 0
 
 
 def norm_rows(out: Operand, residual: Operand | None, has_mean: bool) -> NormRows:

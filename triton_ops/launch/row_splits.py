@@ -135,7 +135,7 @@ def choose_split(
     """
     aside = max(device.tuned("rows.triton.column_bytes") // size, 1) if is_column else 1
     if norm is not None:
-        alone, split = norm.alone(is_peeled), norm.shared()
+        alone, split = norm.alone(is_peeled), norm.shared(is_peeled)
     elif is_column:
         alone = device.tuned("rows.triton.alone_bytes") // (aside * size)
         split = Split(**device.tuned("rows.triton.shared", rank))

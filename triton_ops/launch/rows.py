@@ -21,7 +21,6 @@ from diglot.triton_ops.lib.rows.rows import (
     SPLIT_COLUMNS,
     SPLIT_ROWS,
     TILES,
-    WALKED_ROWS,
 )
 
 # Relative, because mypy finds this folder under its name in the tree.
@@ -35,7 +34,6 @@ from .row_splits import (
     choose_split,
     choose_tile,
     count_chunks,
-    pieces_of,
     planned_rows,
     power_of_2,
     registers,
@@ -46,7 +44,6 @@ ROW_RANK = 3  # other dimensions of a kernel; larger arrays take a launch for ea
 ONE = tl.constexpr(1)
 NAMES = {
     ROWS.value: "rows in registers",
-    WALKED_ROWS.value: "rows in registers, walked",
     TILES.value: "a row read twice",
     COLUMNS.value: "columns in registers",
     COLUMN_TILES.value: "columns read twice",
@@ -216,15 +213,6 @@ def plan_rows(
             device, inner, whole_elements, count, size, vector, is_column, inputs, held_by
         )
     kind, warps, side, block = way.kind, way.warps, way.side, way.block
-    walkers = 0  # programs that walk rows, if they do
-    if norm is not None and is_peeled and same and kind == ROWS.value and side == 1:
-        few, each = norm.walking(n, warps, len(same))
-        walkers = device.programs(outer.numel, each, together) if each > 0 else 0
-        is_enough = outer.numel >= 2 * walkers and is_dense and rank <= ROW_RANK
-        if walkers > 0 and is_enough and are_alike(outer, walkers, vector):
-            kind, warps = WALKED_ROWS.value, few
-            block, pieces = pieces_of(whole_elements, warps * 32 * ACCESS_BYTES // size)
-            way = way._replace(pieces=pieces, registers=registers(warps, each))
     is_split = kind in (SPLIT_ROWS.value, SPLIT_COLUMNS.value)
     # The begin of a program's part of a row is a product with a step. If the compiler knew the
     # step, it would add the part to each offset, and run out of registers.
@@ -247,8 +235,7 @@ def plan_rows(
         elif statistics:
             scalars += [None] * (ROW_RANK + 2)
         strips = -(-slice.numel // side)
-        programs = walkers if kind == WALKED_ROWS.value else strips
-        most, registers_of = 1, way.registers
+        programs, most, registers_of = strips, 1, way.registers
         if is_tall:
             chunks = count_chunks(device, n, strips, block)
             states = Part(mailbox_dtype(out), chunks * slice.numel * vector * CHUNK_FIELDS)

@@ -29,7 +29,7 @@ from diglot.triton_ops.lib.rows.pieces import (
 )
 from diglot.triton_ops.lib.rows.split import most_splits, part_of_row, part_of_rows
 from diglot.triton_ops.lib.rows.tile import LOADS
-from diglot.triton_ops.lib.sync.mailbox import collect, collect_two, look_at_two, publish
+from diglot.triton_ops.lib.sync.mailbox import collect, publish
 from diglot.triton_ops.lib.types import compute_type, opaque, widen
 
 from .backward import centered, load_statistic, scaled, store_gradient
@@ -229,16 +229,9 @@ def norm_backward_resident(
         before = pairs_of(no_row, no_row)
         before_factor = tl.full((SIDE, 1), 0.0, COMPUTE)
         before_center = before_factor
-    # Accesses of one element leave no registers for an early look.
-    LOOKS: tl.constexpr = LATE == 1 and PHASE != 1 and VECTOR > 1
     for first in tl.range(group * SIDE, end, step, num_stages=STAGES):
         row = first + tl.arange(0, SIDE)
         row_mask = row < count
-        if LOOKS:
-            # The first row has none before it, so it collects its own sums, which nobody uses.
-            boxes = mailboxes + tl.maximum(first - step, group * SIDE) * (programs * 2)
-            senders = line * (programs * 2) + tl.minimum(sender, programs.to(tl.int32) - 1)
-            seen = look_at_two(boxes, senders, programs)
         # A row that is not split exists, and so do all elements of its pieces except in the last
         # one.
         LOADED: tl.constexpr = SIDE == 1 and SPLITS == 1
@@ -290,18 +283,14 @@ def norm_backward_resident(
                     (strides[2],), shift, at, begin, stop, T, RANK, BLOCK, PIECES, VECTOR, ALIGNED,
                 )  # fmt: skip
             if PHASE != 1:
+                # The first row has none before it, so it collects its own sums, which nobody uses.
+                previous = tl.maximum(first - step, group * SIDE) if LATE != 0 else first
                 nothing = tl.full(line.shape, 0.0, COMPUTE)
-                if LOOKS:
-                    parts_h, parts_hy = collect_two(
-                        boxes, senders, programs, sender < programs, (nothing, nothing), seen
-                    )
-                else:
-                    previous = tl.maximum(first - step, group * SIDE) if LATE != 0 else first
-                    parts_h, parts_hy = collect(
-                        mailboxes + previous * (programs * 2),
-                        line * (programs * 2) + tl.minimum(sender, programs.to(tl.int32) - 1),
-                        programs, sender < programs, (nothing, nothing),
-                    )  # fmt: skip
+                parts_h, parts_hy = collect(
+                    mailboxes + previous * (programs * 2),
+                    line * (programs * 2) + tl.minimum(sender, programs.to(tl.int32) - 1),
+                    programs, sender < programs, (nothing, nothing),
+                )  # fmt: skip
                 sum_h = sums_of_lines(parts_h, line, SIDE)
                 sum_hy = sums_of_lines(parts_hy, line, SIDE)
         if PHASE != 1:

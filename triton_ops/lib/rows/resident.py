@@ -10,7 +10,6 @@ import triton.language as tl
 from .operation import finish_rows
 from .pieces import (
     is_peeled,
-    load_all_edges,
     load_parameter_pieces,
     load_pieces,
     map_pieces,
@@ -18,7 +17,7 @@ from .pieces import (
     reduce_pieces,
     row_shift,
 )
-from .tile import LOADS, STAGES, row_offsets, side_by_side
+from .tile import LOADS, row_offsets, side_by_side
 
 
 @triton.jit
@@ -72,54 +71,3 @@ def map_resident_rows(
         output, second, weight, bias, EARLY, held, results, first, steps[0], shift, at,
         begin, end, row_mask, MAP, FINISH, T, BLOCK, PIECES, COLUMN, STEPS, VECTOR, ALIGNED,
     )  # fmt: skip
-
-
-@triton.jit
-def walk_peeled_rows(
-    inputs, output, n, count, sizes, starts, strides, steps,
-    second, weight, bias, statistics, numbers,
-    REDUCE: tl.constexpr, COMBINE: tl.constexpr, MAP: tl.constexpr, HOLD: tl.constexpr,
-    FINISH: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr, RANK: tl.constexpr,
-    STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
-):  # fmt: skip
-    """A persistent program walks peeled rows that begin alike, with loads of the next ones in
-    flight. It loads weight and bias once, so it shifts their accesses only once.
-    """
-    n = n.to(tl.int32)
-    program = tl.program_id(0).to(tl.int64)
-    row = side_by_side(program, 1, VECTOR, False)
-    shift = row_shift(
-        output, row_offsets(row, 0, sizes, starts, strides, steps, 0, RANK), VECTOR, True
-    )
-    begin = shift.to(tl.int32)
-    end = begin + n
-    weight = load_parameter_pieces(
-        weight, shift, None, begin, end, BLOCK, PIECES, False, VECTOR, False
-    )
-    bias = load_parameter_pieces(bias, shift, None, begin, end, BLOCK, PIECES, False, VECTOR, False)
-    WORDS: tl.constexpr = T.primitive_bitwidth == 16  # no asynchronous copy has fewer bytes
-    for tile in tl.range(program, count, tl.num_programs(0), num_stages=STAGES):
-        row = side_by_side(tl.full((), tile, tl.int64), 1, VECTOR, False)
-        first = row_offsets(row, 0, sizes, starts, strides, steps, 0, RANK) - shift
-        in_first = row_offsets(row, 0, sizes, starts, strides, steps, 1, RANK) - shift
-        firsts = (first, in_first) if len(inputs) == 1 else (
-            first, in_first, row_offsets(row, 0, sizes, starts, strides, steps, 2, RANK) - shift
-        )  # fmt: skip
-        held = load_pieces(
-            0, PIECES if WORDS else PIECES + 1, inputs, firsts, steps, None, begin, end, None,
-            OTHER, LOADS, HOLD, T, BLOCK, PIECES, False, STEPS, VECTOR, False,
-        )  # fmt: skip
-        if WORDS:
-            edges = load_all_edges(inputs, firsts, begin, end, row, count, T, VECTOR)
-            held += (edges if HOLD is None else (HOLD(edges, T),),)
-        states = reduce_pieces(
-            held, None, begin, end, None, REDUCE, COMBINE, T, BLOCK, PIECES, False, VECTOR, False
-        )
-        results = finish_rows(
-            states, statistics, row, row < count, n, sizes, starts[-1], strides[-1], numbers,
-            FINISH, T, RANK,
-        )  # fmt: skip
-        map_pieces(
-            output, second, weight, bias, True, held, results, first, steps[0], shift, None,
-            begin, end, None, MAP, FINISH, T, BLOCK, PIECES, False, STEPS, VECTOR, False,
-        )  # fmt: skip

@@ -10,7 +10,7 @@ take two launches (split_columns.py). Twin of csrc/include/diglot/rows/rows.cuh.
 import triton
 import triton.language as tl
 
-from .resident import map_resident_rows, walk_peeled_rows
+from .resident import map_resident_rows
 from .split import map_split_rows
 from .split_columns import reduce_or_map_column_chunk
 from .tiled import map_tiled_rows
@@ -25,7 +25,6 @@ ROWS, TILES, COLUMNS, COLUMN_TILES, SPLIT_ROWS, SPLIT_COLUMNS, REDUCED_CHUNKS, M
     tl.constexpr(6),
     tl.constexpr(7),
 )
-WALKED_ROWS = tl.constexpr(8)
 
 
 @triton.jit
@@ -75,8 +74,7 @@ def reduce_then_map_rows(
         statistics: arrays of one element for each row, to be written; or None.
         numbers: arguments of `finish`.
     """
-    IN_ROWS: tl.constexpr = (KIND == ROWS) | (KIND == TILES)
-    COLUMN: tl.constexpr = not (IN_ROWS or (KIND == SPLIT_ROWS) | (KIND == WALKED_ROWS))
+    COLUMN: tl.constexpr = (KIND == COLUMNS) | (KIND == COLUMN_TILES) | (KIND >= SPLIT_COLUMNS)
     if not COLUMN and ALIGNED:
         n = n * VECTOR  # the compiler sees a multiple: the end cuts no access
     if (KIND == SPLIT_ROWS) | (KIND == SPLIT_COLUMNS):
@@ -91,12 +89,6 @@ def reduce_then_map_rows(
             inputs, scratch, output, n, count, sizes, starts, strides, steps,
             REDUCE, COMBINE, NONE, FOLD, MAP, OTHER, T, KIND == MAPPED_CHUNKS, RANK, STEPS,
             VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        )  # fmt: skip
-    elif KIND == WALKED_ROWS:
-        walk_peeled_rows(
-            inputs, output, n, count, sizes, starts, strides, steps,
-            second, weight, bias, statistics, numbers, REDUCE, COMBINE, MAP, HOLD, FINISH, OTHER, T,
-            RANK, STEPS, VECTOR, BLOCK, PIECES,
         )  # fmt: skip
     elif (KIND == ROWS) | (KIND == COLUMNS):
         map_resident_rows(

@@ -2,7 +2,6 @@
 
     publish(mailboxes, offset, step, states)            writes the state of this program's part
     collect(mailboxes, offset, step, mask, none)        waits for the states of all parts
-    look_at_two(mailboxes, offset, step)                looks at them early
 
 A state is a tuple of one to three floating-point numbers, or of tiles of numbers, one for each
 column. A mailbox is one word of memory, of an integer type of a number's size. It is zero at first
@@ -45,24 +44,16 @@ def publish(mailboxes, offset, step, states, mask=None):
 
 
 @triton.constexpr_function
-def _waiting(fields, pack, bits, has_seen=False):
-    """PTX that loads `fields * pack` words until none is zero, or until it takes too long. With
-    `has_seen`, words that were loaded before are looked at first.
-    """
-    count = fields * pack
-    results = [f"${i}" for i in range(count)]
-    pointers = [f"${i}" for i in range(count, 2 * count)]
+def _waiting(fields, pack, bits):
+    """PTX that loads `fields * pack` words until none is zero, or until it takes too long."""
+    results = [f"${i}" for i in range(fields * pack)]
+    pointers = [f"${i}" for i in range(fields * pack, 2 * fields * pack)]
     lines = [".reg .pred some, none;", ".reg .b64 now, end;"]
     if CHECKED.value:
         lines += ["mov.u64 end, %globaltimer;", f"add.u64 end, end, {PATIENCE.value};"]
-    if has_seen:
-        lines += [f"mov.b{bits} {results[i]}, ${2 * count + i};" for i in range(count)]
-        lines += ["bra look;"]
     lines += ["again:"]
     for result, pointer in zip(results, pointers, strict=True):
         lines += [f"ld.relaxed.gpu.global.b{bits} {result}, [{pointer}];"]
-    if has_seen:
-        lines += ["look:"]
     lines += ["setp.ne.s32 some, 0, 0;"]
     for result in results:
         lines += [f"setp.eq.s{bits} none, {result}, 0;", "or.pred some, some, none;"]
@@ -73,18 +64,10 @@ def _waiting(fields, pack, bits, has_seen=False):
 
 
 @triton.constexpr_function
-def _looking(bits):
-    """PTX that loads two words once."""
-    load = f"ld.relaxed.gpu.global.b{bits}"
-    return f"{load} $0, [$2]; {load} $1, [$3];"
-
-
-@triton.constexpr_function
-def _operands(fields, pack, bits, has_seen=False):
+def _operands(fields, pack, bits):
     register = "l" if bits == 64 else "r"
     count = fields * pack
-    seen = [register] * count if has_seen else []
-    return ",".join([f"=&{register}"] * count + ["l"] * count + seen)
+    return ",".join([f"=&{register}"] * count + ["l"] * count)
 
 
 @triton.constexpr_function
@@ -111,41 +94,6 @@ def _wait(mailboxes, offset, step, FIELDS: tl.constexpr, PACK: tl.constexpr):
         _operands(FIELDS, PACK, WORD.primitive_bitwidth),
         addresses, dtype=_types(WORD, FIELDS), is_pure=False, pack=PACK,
     )  # fmt: skip
-
-
-@triton.jit
-def _wait_for_two(mailboxes, offset, step, seen):
-    """`_wait` for two fields, of words that `look_at_two` has seen."""
-    WORD: tl.constexpr = mailboxes.dtype.element_ty
-    addresses = _address(mailboxes, offset), _address(mailboxes + step, offset)
-    return tl.inline_asm_elementwise(
-        _waiting(2, 1, WORD.primitive_bitwidth, True),
-        _operands(2, 1, WORD.primitive_bitwidth, True),
-        (addresses[0], addresses[1], seen[0], seen[1]), dtype=_types(WORD, 2), is_pure=False,
-        pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def look_at_two(mailboxes, offset, step):
-    """The words in the mailboxes of two fields as they are now, for `collect_two`. Waits for
-    nothing: the trip to memory overlaps with the program's next instructions.
-    """
-    WORD: tl.constexpr = mailboxes.dtype.element_ty
-    addresses = _address(mailboxes, offset), _address(mailboxes + step, offset)
-    return tl.inline_asm_elementwise(
-        _looking(WORD.primitive_bitwidth), _operands(2, 1, WORD.primitive_bitwidth), addresses,
-        dtype=_types(WORD, 2), is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def collect_two(mailboxes, offset, step, mask, none, seen):
-    """`collect` for two fields. `seen` is what `look_at_two` returned for the same mailboxes: if no
-    word lacked, there is no trip to memory.
-    """
-    bits = _wait_for_two(mailboxes, offset, step, seen)
-    return _number(bits[0], mask, none[0]), _number(bits[1], mask, none[1])
 
 
 @triton.jit
@@ -242,14 +190,6 @@ if INTERPRETED:
             (first, tl.load(mailboxes + step + offset)) if FIELDS == 2 else
             (first, tl.load(mailboxes + step + offset), tl.load(mailboxes + 2 * step + offset))
         )  # fmt: skip
-
-    @triton.jit
-    def _wait_for_two(mailboxes, offset, step, seen):
-        return _wait(mailboxes, offset, step, 2, 1)
-
-    @triton.jit
-    def look_at_two(mailboxes, offset, step):
-        return tl.load(mailboxes + offset), tl.load(mailboxes + step + offset)
 
     def _now():
         return 0
