@@ -15,6 +15,7 @@ from diglot.backends.choosing import use_plans
 from diglot.backends.plans import Device, Plan, plan_runs
 from diglot.backends.runs import plan, run
 from diglot.backends.tunables import use_tunables
+from diglot.triton_ops.launch.norm_backward import fitting_stages
 
 H200 = Device(90, 132, 233_472, True)
 SKIPPED = "norm_backward.cuda.skipped_shapes"
@@ -75,6 +76,14 @@ def test_few_rows_take_one_launch(backend, op):
     for shape in ((9, 2048), (16, 16384), (1000, 4096), (4096, 768), (100_003, 77)):
         x = torch.empty(shape, device="meta", dtype=torch.bfloat16)
         assert len(planned(op, x, backend).launches) == 2, shape
+
+
+def test_buffers_of_loads_fit_shared_memory():
+    """With the sum's gradient, three arrays are in flight. A row of 9216 elements of float32 then has
+    room for two stages."""
+    for n, arrays, stages in ((9216, 3, 2), (9216, 2, 3), (7168, 3, 3)):
+        assert fitting_stages(H200, 3, 4 * 2048 * -(-n // 2048), arrays) == stages
+    assert fitting_stages(H200._replace(shared_bytes=0), 3, 1 << 20, 3) == 3
 
 
 @needs_extension

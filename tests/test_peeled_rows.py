@@ -84,9 +84,9 @@ def check(name, layout, dtype, layout_out=None, parameters=None):
 
 
 def is_dense(name, dtype, n):
-    """Whether a warp accesses a peeled row of n elements one by one."""
+    """Whether a warp accesses few peeled rows of n elements one by one."""
     if "norm" in name:
-        return 120 < n <= 1024
+        return 120 < n <= (512 if dtype.itemsize == 4 else 1024)
     return dtype.itemsize == 2 and 512 < n <= 1024 and name.endswith("forward")
 
 

@@ -47,6 +47,9 @@ from .rows import (
     strides_of,
 )
 
+# Of a program, beside what it loads, and of the driver: an upper bound.
+OTHER_SHARED_BYTES = 2048
+
 
 class ResidentRows(NamedTuple):
     """How a program walks rows that it holds alone.
@@ -186,6 +189,17 @@ def aligned_elements(
     ):
         elements //= 2
     return elements
+
+
+def fitting_stages(device: Device, stages: int, tile: int, arrays: int) -> int:
+    """As many stages of loads in flight, at most `stages`, as shared memory has room for.
+
+    Args:
+        tile: bytes that a program loads of each array at a time.
+        arrays: arrays that it loads. Each has a buffer less than there are stages.
+    """
+    room = device.shared_bytes - OTHER_SHARED_BYTES
+    return max(1, min(stages, 1 + room // (arrays * tile))) if room > 0 else stages
 
 
 class Way(NamedTuple):
@@ -380,7 +394,9 @@ def plan_norm_backward(
             if splits > 1:
                 # Edges leave few registers: the compiler is to know the number.
                 told = -splits if is_peeled else told_splits(n, block * way.pieces, splits)
-            shape = (way.side, block, way.pieces, way.program.stages, told)
+            tile = way.side * block * way.pieces * size
+            stages = fitting_stages(device, way.program.stages, tile, 2 + (grad_sum is not None))
+            shape = (way.side, block, way.pieces, stages, told)
             each = way.program.programs if isinstance(way.program, SplitRows) else None
             launch = Launch(
                 norm_backward_rows,
