@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,14 @@ class _Record:
         self.failures: list[str] = []
         self.skip_reasons: Counter[str] = Counter()
         self.sources = source_hash()
+        self.is_whole = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        """A second interrupt may come before pytest notes the first in the exit status."""
+        result = yield
+        self.is_whole = True
+        return result
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
@@ -207,7 +216,8 @@ class _Record:
             "commit": commit(),
             "sources": self.sources,
         }
-        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        ends = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED
+        if not self.is_whole or exitstatus not in ends:
             record["incomplete"] = "cut short"
         if session.config.getoption("--evidence") == "add":
             record = added(json.loads(path.read_text()), record)
