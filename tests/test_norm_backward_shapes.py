@@ -79,8 +79,8 @@ def test_few_rows_take_one_launch(backend, op):
 
 
 def test_buffers_of_loads_fit_shared_memory():
-    """With the sum's gradient, three arrays are in flight. A row of 9216 elements of float32 then has
-    room for two stages."""
+    """With the sum's gradient, three arrays are in flight. Then a row of 9216 elements of float32
+    has room for two stages."""
     for n, arrays, stages in ((9216, 3, 2), (9216, 2, 3), (7168, 3, 3)):
         assert fitting_stages(H200, 3, 4 * 2048 * -(-n // 2048), arrays) == stages
     assert fitting_stages(H200._replace(shared_bytes=0), 3, 1 << 20, 3) == 3

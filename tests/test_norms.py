@@ -576,9 +576,9 @@ def test_gradients_against_float64(backend, op, data):
 @pytest.mark.parametrize("op", PLAIN)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_rows_do_not_know_of_each_other(backend, op):
-    """By the planner's own plans, no bit of a row depends on the number of few rows, or on the row's
-    place. Measured plans may sum in other orders. A peeled row is the exception: where it begins
-    between multiples of 16 bytes sets how its elements are shared out.
+    """By the planner's own plans, no bit of a row depends on the number of few rows, or on the
+    row's place. Measured plans may sum in other orders. A peeled row is the exception: where it
+    begins between multiples of 16 bytes sets how its elements are shared out.
     """
     for shape in ((50, 96), (40, 61), (7, 3000)):
         norm = Norm.draw(op, shape)
