@@ -95,8 +95,8 @@ def test_variants(backend, op, longest):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_shapes_of_forward(op, dtype, few_rows):
-    """Rows that just fit each compiled shape, or just do not. The parts that warps hold of a row
-    have other means than the row."""
+    """Rows about the limits of compiled shapes. The parts that warps hold of a row have other means
+    than the row."""
     for accesses in (1, 90, 97, 160, 192, 193, 513, 1537, 2305):
         for parameters in PARAMETERS if accesses == 193 else ("both",):
             norm = Norm.draw(op, (3, accesses * 16 // dtype.itemsize), dtype, parameters)
@@ -152,6 +152,27 @@ def test_lanes_have_as_many_accesses_as_leave_the_fewest_idle(op, accesses):
         plan = runs[-1].plan
         assert plan.variant.startswith(LANES), (count, plan)
         assert f"64, {wanted}, " in plan.order[0].kernel, (count, plan)
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("op", "dtype", "n"),
+    [
+        ("add_layer_norm", torch.bfloat16, 196_616),
+        ("add_rms_norm", torch.float16, 196_616),
+        ("add_layer_norm", torch.float32, 262_208),
+    ],
+    ids=str,
+)
+def test_long_rows_of_two_arrays(op, dtype, n):
+    """A cluster's registers hold rows that are longer than those of most shapes."""
+    norm = Norm.draw(op, (2, n), dtype)
+    with diglot.use_plans("model"):
+        norm.assert_right(norm("cuda"))
+    # The interpreter has no room for the threads of the longest at once.
+    is_held = DEVICE == "cuda" or n < 200_000
+    place = CLUSTER if is_held else "a row read twice"
+    assert diglot.last_run().variant == f"{place}, 16-byte accesses"
 
 
 @needs_cuda

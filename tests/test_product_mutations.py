@@ -54,6 +54,9 @@ FAULTS = {
     "several producers": Fault("kProducers && elect_one())", "kProducers && thread % 32 < 2)"),
     "one operand's bytes are expected": Fault("(kLoadsB ? bytes_b : 0)", "0"),
     "one producer ends a phase": Fault("barrier.init(kProducers)", "barrier.init(1)"),
+    "a producer before the barriers": Fault(
+        "named_barrier_sync(kProducing, kProducers * kWarp);", ""
+    ),
     "memory ends while TMA reads it": Fault(
         "if (threadIdx.x % kWarpgroupThreads == 0) wait_bulk_groups_read<0>();", ""
     ),

@@ -36,7 +36,10 @@ def library(tmp_path_factory):
     source = ROOT / "tests/planted/schedule.cpp"
     flags = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{ROOT / 'csrc/include'}"]
     subprocess.run(["g++", *flags, str(source), "-o", str(path)], check=True)
-    return ctypes.CDLL(str(path))
+    made = ctypes.CDLL(str(path))
+    made.quotient.argtypes = [ctypes.c_uint32, ctypes.c_uint32]
+    made.quotient.restype = ctypes.c_uint32
+    return made
 
 
 def tiles_in_cuda(library, rows, columns, batches, group):
@@ -44,6 +47,18 @@ def tiles_in_cuda(library, rows, columns, batches, group):
     count, address = ctypes.c_int64(batches), ctypes.c_void_p(out.data_ptr())
     library.tiles(rows, columns, count, group, address)
     return out.tolist()
+
+
+MOST = 2**31 - 1
+
+
+@given(of=st.integers(0, MOST), by=st.integers(1, MOST))
+def test_the_host_divides_by_a_product(library, of, by):
+    near = min(of // by * by + by - 1, MOST)  # the largest number of the same quotient
+    for number in {of, near, max(near - by, 0), MOST}:
+        assert library.quotient(number, by) == number // by
+    for power in (2**30 - 1, 2**30, 2**30 + 1, MOST):
+        assert library.quotient(of, power) == of // power
 
 
 @triton.jit

@@ -5,9 +5,14 @@
 extern "C" __attribute__((visibility("default"))) void tiles(int rows, int columns, int64_t batches,
                                                              int group, int64_t* out) {
   const diglot::TileSchedule schedule{rows, columns, batches, group};
+  const diglot::SplitSchedule whole{schedule, 1, 1};
   for (int64_t index = 0; index < schedule.count(); ++index) {
+    // By divisions, and by the host's multipliers. A row of -1 says that they differ.
     const diglot::Tile tile = schedule.tile(index);
-    *out++ = tile.row;
+    const diglot::Tile other = whole.part(static_cast<uint32_t>(index)).tile;
+    const bool is_same =
+        tile.row == other.row && tile.column == other.column && tile.batch == other.batch;
+    *out++ = is_same ? tile.row : -1;
     *out++ = tile.column;
     *out++ = tile.batch;
   }
@@ -24,6 +29,10 @@ extern "C" __attribute__((visibility("default"))) void parts_of_tiles(int rows, 
     *out++ = part.first;
     *out++ = part.end;
   }
+}
+
+extern "C" __attribute__((visibility("default"))) uint32_t quotient(uint32_t of, uint32_t by) {
+  return diglot::Divisor::of(by).quotient(of);
 }
 
 extern "C" __attribute__((visibility("default"))) int chosen_parts(int64_t tiles, int steps,

@@ -263,7 +263,7 @@ def share_out(
             shared = SplitRows(**tuned("norm_backward.triton.shared_peeled", size, n))
         else:
             shared = SplitRows(**tuned("norm_backward.triton.shared", size, n))
-        line = 8 * ACCESS_BYTES // size  # as `part_of_row` has it
+        line = 8 * ACCESS_BYTES // size  # a multiple of that of `part_of_row`
         device_of, least = planned_device(device), -(-reach // shared.held)
         block, pieces, splits = choose_parts(
             reach, least, line, shared.warps // shared.side * access,

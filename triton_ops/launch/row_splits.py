@@ -82,7 +82,7 @@ def choose_parts(
 ) -> tuple[int, int, int]:
     """Elements of a piece, pieces of a part, and the number of parts, of rows of n elements.
 
-    Groups of programs run in multiples of `together`. So few long parts may leave programs out, and
+    Groups of programs run in multiples of `together`. A few long parts may leave programs out, and
     a row then has more parts.
 
     Args:
@@ -169,7 +169,7 @@ def choose_split(
             if norm is not None:
                 warps = max(warps, norm.warps_at_once())
         kind, side, access = SPLIT_ROWS.value, 1, warps * 32 * ACCESS_BYTES // size
-        line = 8 * vector  # as `part_of_row` has it
+        line = 8 * vector  # a multiple of that of `part_of_row`
         block, pieces, splits = choose_parts(n, splits, line, access, room, together)
     most = registers(warps, split.programs)
     early = split.early > 0

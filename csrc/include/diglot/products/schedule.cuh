@@ -53,8 +53,8 @@ struct TileSchedule {
   // What tile() divides by.
   static constexpr int kMatrix = 0, kGroup = 1, kHeight = 2, kDivisors = 3;
 
-  // The same, where quotient(dividend, divisor, kind) divides by a number of a kind. Those of
-  // kHeight are the rows of a group, XX.
+  // The same, where quotient(dividend, divisor, kind) divides by a number of a kind. That of
+  // kHeight is the rows of this group: those of a full one, or of the last one.
   template <typename Index, typename Quotient>
   DIGLOT_HOST_DEVICE Tile tile(Index index, Quotient quotient) const {
     if (columns == 1 && batches == 1) return {static_cast<int>(index), 0, 0};

@@ -2,9 +2,10 @@
 // triton_ops/lib/products/descriptors.py. docs/products.md steps through it.
 //
 // One block runs on each SM and computes tiles of 128 x kColumns elements of C, one after the
-// other. A thread, the producer, has TMA load tiles of A and B into a ring of stages. It goes on to
-// the next tile of C while the others finish the last. Two warpgroups, the consumers, multiply the
-// tiles of a stage, 64 rows each. They leave C's tile in shared memory, and TMA stores it.
+// other. Two threads, the producers, have TMA load tiles of A and of B into a ring of stages. They
+// go on to the next tile of C while the others finish the last. Two warpgroups, the consumers,
+// multiply the tiles of a stage, 64 rows each. They leave C's tile in shared memory, and TMA stores
+// it.
 //
 // A and B may each be contiguous along K or along the other side: TMA and wgmma take both. Those of
 // TF32, which are float32 in memory, must be contiguous along K.
@@ -73,7 +74,7 @@ struct WgmmaShape {
   static constexpr int kRows = (kTakesTurns ? kHalves : kConsumers) * kConsumerRows;
   static_assert(kRows == kRows_);
   static constexpr int kReaders = kTakesTurns ? 1 : kConsumers;  // of a stage
-  // Consumers, and behind them the producer: a warpgroup, which gives registers to the others.
+  // Consumers, and behind them the producers: a warpgroup, which gives registers to the others.
   static constexpr bool kMovesRegisters = kConsumers > 1;
   static constexpr int kConsumerRegisters = kConsumers > 2 ? 160 : 232;
   static constexpr int kProducerRegisters = kConsumers > 2 ? 32 : 40;
