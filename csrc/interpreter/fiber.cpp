@@ -72,6 +72,11 @@ void give_back(std::unique_ptr<Stack> stack) {
   if (pool().stacks.size() < kKept) pool().stacks.push_back(std::move(stack));
 }
 
+void free_stacks() {
+  const std::lock_guard lock(pool().mutex);
+  pool().stacks.clear();
+}
+
 // Pushes the registers that a called function must preserve, exchanges the stack pointers, and pops
 // the other side's registers. A new context's stack looks as if it had been suspended so.
 #if defined(__x86_64__)

@@ -33,6 +33,8 @@ class Stack {
 // Stacks outlive launches: their pages are dirty and mapped.
 std::unique_ptr<Stack> take_stack();
 void give_back(std::unique_ptr<Stack> stack);
+// Unmaps those that are kept.
+void free_stacks();
 
 // Where a suspended stack goes on.
 struct Context {

@@ -16,6 +16,7 @@ import json
 import shutil
 import subprocess
 import sys
+import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -140,6 +141,8 @@ def runner(path: Path) -> Run:
         )
         return message.decode(), out
 
+    if hasattr(library, "free_stacks"):  # the interpreter's
+        weakref.finalize(run, library.free_stacks)
     return run
 
 

@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "diglot/launch/launch.h"
+#if defined(DIGLOT_INTERPRETER)
+#include "interpreter/fiber.h"
+#endif
 
 namespace planted {
 
@@ -81,6 +84,13 @@ void run_entry(const planted::Entry& entry, const Options& options, const float*
 #endif
 
 }  // namespace
+
+#if defined(DIGLOT_INTERPRETER)
+// A process has a limit of memory maps, and each library has stacks of its own.
+extern "C" __attribute__((visibility("default"))) void free_stacks() {
+  diglot::interpreter::free_stacks();
+}
+#endif
 
 // Runs a kernel on `elements` values and one result for each block. Returns what went wrong, or "".
 extern "C" __attribute__((visibility("default"))) const char* run(
