@@ -40,7 +40,7 @@ from diglot.backends.store import Entry, Numbers, Problem, Store, Timing, plan_n
 from diglot.backends.tunable_files import TunableError
 from diglot.backends.tunables import short_name
 from diglot.backends.tuning import candidate_plans
-from diglot.bench.chosen_plans import OWN_MEAN
+from diglot.bench.chosen_plans import CHOSEN_MEAN, CHOSEN_WORST, OWN_MEAN
 from diglot.bench.evidence import ROOT
 from diglot.bench.markdown import put
 from diglot.bench.markdown import table as markdown_table
@@ -294,16 +294,18 @@ def table(verdicts: list[Verdict], least: float | None = None) -> list[list[str]
         of = list(found)
         near = str(sum(verdict.is_near for verdict in of))
         lines.append([*group, str(len(of)), *_figures([v.model for v in of], least), near])
-        lines[-1] += _figures([v.near for v in of])
+        lines[-1] += _figures([v.near for v in of], CHOSEN_MEAN, CHOSEN_WORST[group[2]])
     return lines
 
 
-def _figures(shares: list[float | None], least: float | None = None) -> list[str]:
+def _figures(
+    shares: list[float | None], least: float | None = None, worst: float | None = None
+) -> list[str]:
     known = [share for share in shares if share is not None]
     if not known:
         return ["–", "–", str(len(shares))]
-    mean = Reached(statistics.geometric_mean(known), least)
-    return [str(mean), f"{min(known):.2f}", str(len(shares) - len(known))]
+    reached = Reached(statistics.geometric_mean(known), least), Reached(min(known), worst)
+    return [*map(str, reached), str(len(shares) - len(known))]
 
 
 def judge_all() -> dict[str, list[Verdict]]:
