@@ -18,6 +18,7 @@ HEADERS = [
 KERNELS = ROOT / "tests/planted/tensor_cores.cu"
 WHOLE, SPLIT, AROUND = (136, 136, 616), (40, 136, 1160), (136, 136, 152)  # M, N, K
 MEETING, SHARING, TURNS = (136, 136, 680), (72, 264, 616), (136, 264, 392)
+HELPED = (264, 64, 616)
 SUMMED, SUMMED_PARTS = (136, 136, 328), (136, 136, 456)
 SEEDS = range(4)
 pytestmark = [
@@ -71,7 +72,10 @@ SPLIT_FAULTS = {
         "add(load(part, i), i);", "add(load(part, i), i), add(load(part, i), i);"
     ),
     "parts at once, the first twice": Fault("load(part + other, i)", "load(part, i)"),
-    "K's tail of a part": Fault("begin_of(part + 1)}", "begin_of(part + 1) - (part == 1)}"),
+    "K's tail of a part": Fault(
+        "part.end = begin_of(part.part + 1);",
+        "part.end = begin_of(part.part + 1) - (part.part == 1);",
+    ),
     "no counter is reset": Fault("if (is_last[consumer]) *counter = 0;", ""),
     "arrival before all sums": Fault(
         "named_barrier_sync(barrier, kWarpgroupThreads);  // the arrival is that of all threads\n"
@@ -79,6 +83,23 @@ SPLIT_FAULTS = {
         "if (",
     ),
     "C is not transposed": Fault("? row : along", "? along : row"),
+}
+# Of a last round with helpers.
+HELPED_FAULTS = {
+    "none, with helpers": NO_FAULT,
+    "more than a share": Fault("place = share_end < end ? share_end : end;", "place = end;"),
+    "a step of the next helper": Fault(
+        "part.end = step_at(place);", "part.end = step_at(place) + (helper == 0);"
+    ),
+    "all steps of a helped tile": Fault("part.end = last.kept;", "part.end = steps;"),
+    "no step beside the helpers": Fault("part.end = last.kept;", "part.end = 0;"),
+    "helpers' sums in one place": Fault("first_helper(tile) + tile + part - 1", "part - 1"),
+    "a tile of one helper": Fault("last_helper(tile) - first_helper(tile) + 2;", "2;"),
+    "another part": Fault(
+        "helper - last.first_helper(static_cast<int>(number)) + 1;", "helper + 1;"
+    ),
+    "every part is whole": Fault("return part.end - part.first == steps;", "return true;"),
+    "another tile": Fault("first_helped() + number;", "first_helped();"),
 }
 # Of tiles whose parts clusters have.
 MEETING_FAULTS = {
@@ -207,7 +228,7 @@ SUMMED_PARTS_FAULTS = {
     ),
 }
 ALL = FAULTS | SPLIT_FAULTS | MEETING_FAULTS | SHARING_FAULTS | TURNS_FAULTS | AROUND_FAULTS
-ALL |= SUMMED_FAULTS | SUMMED_PARTS_FAULTS
+ALL |= SUMMED_FAULTS | SUMMED_PARTS_FAULTS | HELPED_FAULTS
 
 
 def integers(*shape: int) -> torch.Tensor:
@@ -220,7 +241,7 @@ def test_a_fault_is_found(name, tmp_path):
     run = plant(fault, HEADERS, KERNELS, tmp_path)
     groups = {WHOLE: FAULTS, SPLIT: SPLIT_FAULTS, MEETING: MEETING_FAULTS}
     groups |= {SHARING: SHARING_FAULTS, TURNS: TURNS_FAULTS, AROUND: AROUND_FAULTS}
-    groups |= {SUMMED: SUMMED_FAULTS, SUMMED_PARTS: SUMMED_PARTS_FAULTS}
+    groups |= {SUMMED: SUMMED_FAULTS, SUMMED_PARTS: SUMMED_PARTS_FAULTS, HELPED: HELPED_FAULTS}
     (m, n, k) = next(sizes for sizes, faults in groups.items() if name in faults)
     a, b = integers(m, k), integers(k, n)
     expected = a.double() @ b.double()

@@ -39,6 +39,7 @@ def library(tmp_path_factory):
     made = ctypes.CDLL(str(path))
     made.quotient.argtypes = [ctypes.c_uint32, ctypes.c_uint32]
     made.quotient.restype = ctypes.c_uint32
+    made.helped_parts.restype = ctypes.c_int64
     return made
 
 
@@ -131,6 +132,39 @@ def test_every_step_of_every_tile_once(library, rows, columns, steps, parts):
     assert taken == [(tile, step) for tile in tiles for step in range(steps)]
     lengths = {end - first for *_, first, end in found}
     assert min(lengths) > 0 and max(lengths) - min(lengths) <= 1
+
+
+@given(st.integers(1, 400), st.integers(1, 300), st.integers(2, 140), st.integers(0, 12))
+def test_helpers_take_the_ends_of_the_last_tiles(library, tiles, steps, blocks, cost):
+    """Each step once. Of a tile, parts follow one another, and have places of their own."""
+    most = tiles + 3 * blocks
+    out = torch.empty(most, 7, dtype=torch.int64)
+    address = ctypes.c_void_p(out.data_ptr())
+    count = library.helped_parts(tiles, steps, blocks, cost, ctypes.c_int64(most), address)
+    left = tiles % blocks
+    if left == 0 or -(-left * (steps + cost) // blocks) >= steps:
+        assert count == 0
+        return
+    found = out[:count].tolist()
+    of_tiles = {}
+    for block, tile, part, first, end, beside, slot in found:
+        of_tiles.setdefault(tile, []).append((part, first, end, beside, slot, block))
+    assert of_tiles.keys() == set(range(tiles))
+    for parts in map(sorted, of_tiles.values()):
+        assert [part for part, *_ in parts] == list(range(len(parts)))
+        assert {beside for *_, beside, _, _ in parts} == {len(parts)}
+        ends = [0, *(end for _, _, end, *_ in parts)]
+        assert [first for _, first, *_ in parts] == ends[:-1] and ends[-1] == steps
+        assert all(first < end for _, first, end, *_ in parts)
+    slots = [slot for *_, slot in found if slot >= 0]
+    assert len(set(slots)) == len(slots) and max(slots) < 2 * left + blocks - left
+    # Blocks with a tile in the last round have as many steps of it, and helpers at most one more.
+    taken = dict.fromkeys(range(blocks), 0)
+    for block, _, _, first, end, beside, _ in found:
+        taken[block] += (end - first) * (beside > 1)
+    kept = -(-left * (steps + cost) // blocks)
+    assert {taken[block] for block in range(left)} == {kept}
+    assert max(taken.values()) <= kept + 1
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 3, 7, 3), (1, 4, 128, 5), (3, 1, 16, 16)])

@@ -31,6 +31,30 @@ extern "C" __attribute__((visibility("default"))) void parts_of_tiles(int rows, 
   }
 }
 
+// Parts of all blocks where the last round has helpers: seven numbers for each, the last two being
+// the parts beside it and its place in scratch. Returns how many there are; 0 without helpers.
+extern "C" __attribute__((visibility("default"))) int64_t helped_parts(int tiles, int steps,
+                                                                       int blocks, int cost,
+                                                                       int64_t most, int64_t* out) {
+  const auto last = diglot::HelpedRound::of(tiles, steps, blocks, cost);
+  if (last.tiles == 0) return 0;
+  const diglot::SplitSchedule schedule{{tiles, 1, 1, 1}, steps, 1, last};
+  int64_t count = 0;
+  for (int block = 0; block < blocks; ++block) {
+    diglot::BlockParts parts(schedule, static_cast<uint32_t>(block), static_cast<uint32_t>(blocks));
+    for (diglot::TilePart part; parts.next(part) && count < most; ++count) {
+      const bool is_whole = schedule.is_whole(part);
+      for (const int64_t number :
+           {int64_t{block}, int64_t{part.tile.row}, int64_t{part.part}, int64_t{part.first},
+            int64_t{part.end}, int64_t{is_whole ? 1 : schedule.parts_beside(part)},
+            is_whole ? -1 : schedule.slot(part, part.part)}) {
+        *out++ = number;
+      }
+    }
+  }
+  return last.slots() < 0 ? -1 : count;
+}
+
 extern "C" __attribute__((visibility("default"))) uint32_t quotient(uint32_t of, uint32_t by) {
   return diglot::Divisor::of(by).quotient(of);
 }

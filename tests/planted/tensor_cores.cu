@@ -35,10 +35,10 @@ TensorMap map_of(const void* matrix, int rows, int columns, int box_columns, int
 // Twice, with the same scratch: what the first launch leaves there is what the second finds.
 // With kHasAround, A's first row is a bias, and its first columns are the input, with beta = -2.
 // With kMeets, clusters have the parts of tiles. Otherwise kSharingRows x kSharingColumns blocks
-// share tiles.
+// share tiles. With a kHelpCost, the last round has helpers.
 template <typename Shape, int kM, int kN, int kK, int kParts, unsigned kBlocks,
           bool kHasAround = false, bool kMeets = false, int kSharingRows = 1,
-          int kSharingColumns = 1>
+          int kSharingColumns = 1, int kHelpCost = 0>
 constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   constexpr bool kIsExchanged = Shape::kIsExchanged;
   constexpr int kRows = kIsExchanged ? kN : kM, kColumns = kIsExchanged ? kM : kN;  // of tiles
@@ -51,9 +51,12 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   constexpr int kClusterColumns = kSharingColumns * Shape::kColumns;
   const TileSchedule tiles{(kRows + kClusterRows - 1) / kClusterRows,
                            (kColumns + kClusterColumns - 1) / kClusterColumns, 1, 2};
+  constexpr int kSteps = (kK + Shape::kDepth - 1) / Shape::kDepth;
+  const HelpedRound last =
+      kHelpCost > 0 ? HelpedRound::of(tiles.count(), kSteps, kBlocks, kHelpCost) : HelpedRound{};
   const WgmmaProduct product{kIsExchanged ? Major::kMn : Major::kK,
                              kIsExchanged ? Major::kK : Major::kMn,
-                             {tiles, (kK + Shape::kDepth - 1) / Shape::kDepth, kParts},
+                             {tiles, kSteps, kParts, last},
                              sharing,
                              kMeets,
                              1,
@@ -67,8 +70,8 @@ constexpr Start start_product = [](const Launch&, const float* in, float* out) {
   const int of_b = Shape::kDepth / (kIsExchanged ? kSharingColumns : kSharingRows);
   const TensorMap a = map_of(in, kM, kK, 64, of_a, Swizzle::k128);
   const TensorMap b = map_of(in + kM * kK / 2, kK, kN, 64, of_b, Swizzle::k128);
-  std::vector<float> scratch(kSplitCounters +
-                             product.schedule.count() * Shape::kRows * Shape::kColumns);
+  const int64_t slots = kHelpCost > 0 ? last.slots() : product.schedule.count();
+  std::vector<float> scratch(kSplitCounters + slots * Shape::kRows * Shape::kColumns);
   const auto range = [](const void* begin, int64_t bytes) {
     return interpreter::Range{static_cast<const char*>(begin),
                               static_cast<const char*>(begin) + bytes};
@@ -148,6 +151,9 @@ const std::vector<Entry> kernels = {
     // A cluster of 4 x 2 blocks has ten tiles, the last of them beyond edges.
     {"72x264x616",
      start_product<WgmmaShape<bfloat16, 64, true>, 72, 264, 616, 1, 8, false, false, 4, 2>},
+    // Five blocks have three tiles, and two of them help. The second tile has both as helpers.
+    {"264x64x616",
+     start_product<WgmmaShape<bfloat16, 64>, 264, 64, 616, 1, 5, false, false, 1, 1, 1>},
     // Three tiles for each block, so its consumers have two and one.
     {"136x264x392",
      start_product<WgmmaShape<bfloat16, 128, false, true, true>, 136, 264, 392, 1, 2>},

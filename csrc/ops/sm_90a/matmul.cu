@@ -32,7 +32,13 @@ __global__ void __launch_bounds__(
 }
 
 inline Numbers order_of(const WgmmaProduct& product) {
-  return {{"parts", product.schedule.parts}, {"group", product.schedule.tiles.group}};
+  const SplitSchedule& schedule = product.schedule;
+  Numbers order{{"parts", schedule.parts}, {"group", schedule.tiles.group}};
+  if (schedule.last.tiles > 0) {
+    order.emplace_back("kept", schedule.last.kept);
+    order.emplace_back("share", schedule.last.share);
+  }
+  return order;
 }
 
 }  // namespace diglot
@@ -48,6 +54,7 @@ struct Variant {
   bool takes_turns;                                  // whether consumers do
   int parts = 1;                                     // of K
   bool meets = false;                                // whether a cluster has the parts of a tile
+  HelpedRound last;                                  // where it has helpers
   Sharing sharing;                                   // blocks that share tiles
   double time = std::numeric_limits<double>::max();  // nanoseconds, by the model
 
@@ -80,7 +87,7 @@ constexpr int kTurnWidth = 128;  // where consumers take turns
 // Rows and columns of other plain tiles.
 constexpr std::pair<int, int> kOthers[] = {{64, 96},  {64, 128},  {64, 160},
                                            {64, 192}, {192, 128}, {192, 192}};
-constexpr int64_t kNever = 1, kAlways = 2;  // values of `split_in_cluster` and `turns`
+constexpr int64_t kNever = 1, kAlways = 2;  // values of `split_in_cluster`, `turns` and `help`
 // Blocks of a cluster that share tiles, at least: two of them gain nothing on an H200. More of them
 // take this share of the time.
 constexpr int kFewestSharing = 4;
@@ -97,6 +104,7 @@ std::string name_of(const Variant& variant) {
     name +=
         ", in clusters of " + std::to_string(sharing.rows) + "x" + std::to_string(sharing.columns);
   }
+  if (variant.last.tiles > 0) name += ", the last round helped";
   if (variant.parts == 1) return name;
   name += ", K in " + std::to_string(variant.parts) + " parts";
   return variant.meets ? name + " of a cluster" : name;
@@ -137,7 +145,7 @@ Sharing sharing_of(int64_t asked, const TileSchedule& tiles, const Variant& vari
 // more rounds than single blocks.
 Sharing choose_sharing(Planner& planner, const Product& product, const Variant& variant) {
   const int64_t m = product.planned_m(), asked = planner.tuned(Tunable::kProductsCluster);
-  if (variant.takes_turns || variant.parts > 1 || variant.rows > 128 ||
+  if (variant.takes_turns || variant.parts > 1 || variant.last.tiles > 0 || variant.rows > 128 ||
       product.c->dtype == DType::kFloat32) {
     return {};
   }
@@ -217,6 +225,7 @@ Variant best_variant(Planner& planner, const Product& product) {
   const int64_t asked_parts =
       product.is_batch_invariant ? 1 : planner.tuned(Tunable::kProductsSplit);
   const int64_t asked_meeting = planner.tuned(Tunable::kProductsSplitInCluster);
+  const int64_t helps = planner.tuned(Tunable::kProductsHelp);
   std::vector<Variant> variants = variants_of(planner, product);
   const int64_t asked = planner.tuned(Tunable::kProductsColumns);
   const int64_t asked_sharing = planner.tuned(Tunable::kProductsCluster);
@@ -259,6 +268,14 @@ Variant best_variant(Planner& planner, const Product& product) {
         variant.time = other, variant.parts = parts, variant.meets = false;
       }
     }
+    // A row's sums must not depend on how many tiles there are.
+    if (helps != kNever && !is_whole && asked_parts <= 1 && !product.is_batch_invariant) {
+      const HelpedRound last = helped_round(work, multiprocessors);
+      const double helped = time_helped(work, last, multiprocessors);
+      if (last.tiles > 0 && (helps == kAlways || helped < variant.time)) {
+        variant.time = helped, variant.parts = 1, variant.meets = false, variant.last = last;
+      }
+    }
     variant.sharing = choose_sharing(planner, product, variant);
     if (variant.sharing.blocks() >= kFewestSharing) variant.time *= kTimeOfSharing;
     if (variant.time < best.time) best = variant;
@@ -296,7 +313,8 @@ void plan_wgmma(Planner& planner, const Product& product, WgmmaOperands operands
   tiles.columns = static_cast<int>(rounded_up_quotient(tiles.columns, sharing.columns));
   tiles.group = static_cast<int>(rounded_up_quotient(tiles.group, sharing.rows));
   const int64_t multiprocessors = planner.device.multiprocessors(), sharers = sharing.blocks();
-  const SplitSchedule schedule{tiles, static_cast<int>(steps_of(product)), variant.parts};
+  const SplitSchedule schedule{tiles, static_cast<int>(steps_of(product)), variant.parts,
+                               variant.last};
   const WgmmaProduct given = wgmma_product(product, operands, schedule, sharing, variant.meets);
   const auto map = [](const WgmmaOperand& operand, int side, int blocks) {
     const int lines = (operand.major == Major::kK ? side : Shape::kDepth) / blocks;  // of a share
@@ -304,7 +322,9 @@ void plan_wgmma(Planner& planner, const Product& product, WgmmaOperands operands
   };
   const int64_t count = given.schedule.count();
   int64_t blocks = count * sharers;
-  if (!variant.meets && blocks > multiprocessors) {
+  if (variant.last.tiles > 0) {
+    blocks = multiprocessors;
+  } else if (!variant.meets && blocks > multiprocessors) {
     blocks = clusters_at_once(sharers, multiprocessors) * sharers;
   }
   Launch how{static_cast<unsigned>(blocks), Shape::kThreads};
@@ -351,8 +371,9 @@ bool plan_on_tensor_cores(Planner& planner, const Product& product) {
   const int64_t parts = tiles_of(product, product.m, variant, 1).count() * variant.parts;
   if (parts > most) return false;  // their indices have 32 bits too
   Address<char> sums;
-  if (variant.parts > 1 && !variant.meets) {
-    const int64_t bytes = parts * variant.bytes_of_sums();
+  if ((variant.parts > 1 && !variant.meets) || variant.last.tiles > 0) {
+    const int64_t slots = variant.last.tiles > 0 ? variant.last.slots() : parts;
+    const int64_t bytes = slots * variant.bytes_of_sums();
     sums = planner.need({kSplitCounterBytes + bytes, kSplitCounterBytes, Lifetime::kStream});
   }
   const char* const copies = plan_padded_copies(planner, operands->a, operands->b);

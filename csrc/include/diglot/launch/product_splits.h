@@ -63,6 +63,33 @@ inline double time_of(const TileWork& work, int parts, int64_t multiprocessors) 
          static_cast<double>(work.bytes) * (rounds + parts) / kSplitSums;
 }
 
+// The last round of whole tiles, with helpers if there is room for their sums. Nobody has measured
+// them yet: the steps that a part costs are a guess.
+inline HelpedRound helped_round(const TileWork& work, int64_t multiprocessors) {
+  constexpr double kPartBegins = 1000;  // nanoseconds until a part's first steps are loaded
+  const double cost = (kPartBegins + static_cast<double>(work.bytes) / kSplitSums) / work.step;
+  const HelpedRound round = HelpedRound::of(work.tiles, work.steps, multiprocessors,
+                                            static_cast<int>(std::min(cost + 1, 1e6)));
+  const bool has_room = round.tiles * work.counters <= kSplitCounters &&
+                        round.slots() * work.bytes <= kMostSplitBytes;
+  return has_room ? round : HelpedRound{};
+}
+
+// The time with helpers, after a launch's beginning.
+inline double time_helped(const TileWork& work, const HelpedRound& round, int64_t multiprocessors) {
+  TileWork before = work, last = work;
+  before.tiles = work.tiles - round.tiles;
+  last.tiles = multiprocessors, last.steps = round.kept;
+  // Memory gives the operands of all rounds while these compute.
+  const double share = static_cast<double>(before.tiles) / static_cast<double>(work.tiles);
+  before.memory = static_cast<int64_t>(static_cast<double>(work.memory) * share);
+  last.memory = work.memory - before.memory;
+  const double whole = before.tiles > 0 ? time_of(before, 1, multiprocessors) : 0;
+  const double parts = 2 + static_cast<double>(round.tiles) / round.helpers;
+  return whole + time_of(last, 1, multiprocessors) + kSplitRound +
+         static_cast<double>(work.bytes) * (1 + parts) / kSplitSums;
+}
+
 // The parts that the caller asked for, if there is room for them. If `asked` is 0: those that take
 // the least time.
 inline int parts_of(const TileWork& work, int64_t asked, int64_t multiprocessors) {

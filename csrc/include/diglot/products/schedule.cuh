@@ -51,7 +51,7 @@ struct TileSchedule {
   }
 
   // What tile() divides by.
-  static constexpr int kMatrix = 0, kGroup = 1, kHeight = 2, kDivisors = 3;
+  static constexpr int kMatrix = 0, kGroup = 1, kHeight = 2;
 
   // The same, where quotient(dividend, divisor, kind) divides by a number of a kind. That of
   // kHeight is the rows of this group: those of a full one, or of the last one.
@@ -75,7 +75,7 @@ struct TileSchedule {
 // What a block computes at a time: a tile, by the steps along K from `first` to `end`.
 struct TilePart {
   Tile tile;
-  int64_t number;  // of the tile
+  int64_t number;  // of the tile, among those that have parts
   int part, first, end;
 };
 
@@ -84,18 +84,71 @@ struct TilePart {
 constexpr int kSplitCounters = 1024;
 constexpr int64_t kSplitCounterBytes = kSplitCounters * 4;
 
+// The last round of tiles has fewer than there are blocks. Blocks without one help: a tile's own
+// block computes `kept` steps along K, and helpers compute the others.
+//
+// Those of all tiles make a line, which the helpers share out evenly. A tile's segment of it begins
+// with `cost` places, since a part takes longer than its steps: its ring begins anew, and its sums
+// go through memory. So all blocks keep the same steps of K at the same time, but for the helpers.
+struct HelpedRound {
+  int tiles = 0;  // 0: nobody helps
+  int helpers = 0, kept = 0, cost = 0;
+  int segment = 1, share = 1;  // places of a tile, and of a helper
+  Divisor of_segment = Divisor::of(1), of_share = Divisor::of(1);
+
+  // Of `tiles` tiles of `steps` steps on `blocks` blocks. The line has fewer than 2^31 places, or
+  // nobody helps.
+  static HelpedRound of(int64_t tiles, int steps, int64_t blocks, int cost) {
+    HelpedRound round;
+    const int64_t left = tiles % blocks, places = left * (int64_t{steps} + cost);
+    const int64_t kept = (places + blocks - 1) / blocks;
+    if (left == 0 || kept >= steps || places >= int64_t{1} << 31) return round;
+    round.tiles = static_cast<int>(left);
+    round.helpers = static_cast<int>(blocks - left);
+    round.kept = static_cast<int>(kept);
+    round.cost = cost;
+    round.segment = steps - round.kept + cost;
+    round.share = (round.line() + round.helpers - 1) / round.helpers;
+    round.of_segment = Divisor::of(static_cast<uint32_t>(round.segment));
+    round.of_share = Divisor::of(static_cast<uint32_t>(round.share));
+    return round;
+  }
+
+  DIGLOT_HOST_DEVICE int line() const { return tiles * segment; }
+  // The helper that has the first step of a tile's segment, and the one that has the last.
+  DIGLOT_HOST_DEVICE int first_helper(int tile) const { return helper(tile * segment + cost); }
+  DIGLOT_HOST_DEVICE int last_helper(int tile) const { return helper((tile + 1) * segment - 1); }
+  DIGLOT_HOST_DEVICE int parts(int tile) const {
+    return last_helper(tile) - first_helper(tile) + 2;
+  }
+  // Parts have numbers of their own: first those of the tiles' own blocks. On the line, each end of
+  // a segment or a share begins a next one.
+  DIGLOT_HOST_DEVICE int slot(int tile, int part) const {
+    return part == 0 ? tile : tiles + first_helper(tile) + tile + part - 1;
+  }
+  int slots() const { return 2 * tiles + helpers; }
+
+ private:
+  DIGLOT_HOST_DEVICE int helper(int place) const {
+    return static_cast<int>(of_share.quotient(static_cast<uint32_t>(place)));
+  }
+};
+
 // Each tile's K is split into `parts`, which follow one another. So they end at about the same
-// time, and their sums are still in L2 when they are added up.
+// time, and their sums are still in L2 when they are added up. Or each tile is whole, but for those
+// of a last round with helpers.
 struct SplitSchedule {
   TileSchedule tiles;
   int steps;  // along K, at least one for each part
   int parts;
+  HelpedRound last;
 
   // The host makes it: it knows what a kernel divides by.
-  SplitSchedule(const TileSchedule& tiles, int steps, int parts)
+  SplitSchedule(const TileSchedule& tiles, int steps, int parts, const HelpedRound& last = {})
       : tiles(tiles),
         steps(steps),
         parts(parts),
+        last(last),
         quotient_(steps / parts),
         rest_(steps % parts),
         of_parts_(Divisor::of(static_cast<uint32_t>(parts))),
@@ -104,14 +157,68 @@ struct SplitSchedule {
         of_full_(divisor(full())),
         of_last_(divisor(tiles.rows % full())) {}
 
+  // Of parts, without those of helpers.
   DIGLOT_HOST_DEVICE int64_t count() const { return tiles.count() * parts; }
 
   // A bijection from [0, count()) to the parts of all tiles. There are fewer than 2^31.
   DIGLOT_HOST_DEVICE TilePart part(uint32_t index) const {
-    if (parts == 1) return {tile(index), index, 0, 0, steps};
-    const uint32_t number = of_parts_.quotient(index);
-    const int part = static_cast<int>(index - number * of_parts_.number);
-    return {tile(number), number, part, begin_of(part), begin_of(part + 1)};
+    TilePart part;
+    part.tile = tile(take(index, part));
+    return part;
+  }
+
+  // Sets a part but for its tile, of which it returns the number among all.
+  DIGLOT_HOST_DEVICE uint32_t take(uint32_t index, TilePart& part) const {
+    uint32_t number = index;
+    part.number = index, part.part = 0, part.first = 0, part.end = steps;
+    if (parts > 1) {
+      number = of_parts_.quotient(index);
+      part.number = number;
+      part.part = static_cast<int>(index - number * of_parts_.number);
+      part.first = begin_of(part.part), part.end = begin_of(part.part + 1);
+    } else if (last.tiles > 0 && index >= first_helped()) {
+      part.number = index - first_helped(), part.end = last.kept;
+    }
+    return number;
+  }
+
+  // The same of what a helper has of its share: of the tile whose segment has this place of the
+  // line. `place` becomes the next one. Without steps, the part is empty.
+  DIGLOT_HOST_DEVICE uint32_t help(int helper, int& place, TilePart& part) const {
+    const uint32_t number = last.of_segment.quotient(static_cast<uint32_t>(place));
+    const int before = static_cast<int>(number) * last.segment, end = before + last.segment;
+    const int share_end = (helper + 1) * last.share;
+    const auto step_at = [&](int at) {
+      return last.kept + (at - before > last.cost ? at - before - last.cost : 0);
+    };
+    part.first = step_at(place);
+    place = share_end < end ? share_end : end;
+    part.end = step_at(place);
+    part.number = number;
+    part.part = helper - last.first_helper(static_cast<int>(number)) + 1;
+    return first_helped() + number;
+  }
+
+  // The place of a tile, by its number among all.
+  DIGLOT_HOST_DEVICE Tile tile(uint32_t number) const {
+    return tiles.tile(number, [this](uint32_t dividend, uint32_t divisor, int kind) {
+      if (kind == TileSchedule::kMatrix) return of_matrix_.quotient(dividend);
+      if (kind == TileSchedule::kGroup) return of_group_.quotient(dividend);
+      const uint32_t by_full = of_full_.quotient(dividend), by_last = of_last_.quotient(dividend);
+      return divisor == of_full_.number ? by_full : by_last;
+    });
+  }
+
+  DIGLOT_HOST_DEVICE bool is_whole(const TilePart& part) const {
+    return part.end - part.first == steps;
+  }
+  // How many parts the tile of a part has, and the place of each of them in scratch.
+  DIGLOT_HOST_DEVICE int parts_beside(const TilePart& part) const {
+    return last.tiles == 0 ? parts : last.parts(static_cast<int>(part.number));
+  }
+  DIGLOT_HOST_DEVICE int64_t slot(const TilePart& beside, int part) const {
+    return last.tiles == 0 ? beside.number * parts + part
+                           : last.slot(static_cast<int>(beside.number), part);
   }
 
  private:
@@ -123,19 +230,47 @@ struct SplitSchedule {
     return Divisor::of(number < 1 ? 1 : static_cast<uint32_t>(number));
   }
 
-  DIGLOT_HOST_DEVICE Tile tile(uint32_t index) const {
-    return tiles.tile(index, [this](uint32_t dividend, uint32_t divisor, int kind) {
-      if (kind == TileSchedule::kMatrix) return of_matrix_.quotient(dividend);
-      if (kind == TileSchedule::kGroup) return of_group_.quotient(dividend);
-      const uint32_t by_full = of_full_.quotient(dividend), by_last = of_last_.quotient(dividend);
-      return divisor == of_full_.number ? by_full : by_last;
-    });
+  DIGLOT_HOST_DEVICE uint32_t first_helped() const {
+    return static_cast<uint32_t>(tiles.count() - last.tiles);
   }
 
   // steps * part / parts
   DIGLOT_HOST_DEVICE int begin_of(int part) const {
     return part * quotient_ +
            static_cast<int>(of_parts_.quotient(static_cast<uint32_t>(part * rest_)));
+  }
+};
+
+// The parts that a block computes, one after the other: each `step`-th of all from number `index`
+// on, then those with which it helps.
+struct BlockParts {
+  const SplitSchedule& schedule;
+  uint32_t index, step;
+  int helper, place, end;  // on the helpers' line
+
+  DIGLOT_HOST_DEVICE BlockParts(const SplitSchedule& schedule, uint32_t first, uint32_t step)
+      : schedule(schedule), index(first), step(step), helper(0), place(0), end(0) {
+    const HelpedRound& last = schedule.last;
+    if (static_cast<int>(first) < last.tiles || last.tiles == 0) return;
+    helper = static_cast<int>(first) - last.tiles;
+    place = helper * last.share;
+    end = place + last.share < last.line() ? place + last.share : last.line();
+  }
+
+  // The next part, if there is one.
+  DIGLOT_HOST_DEVICE bool next(TilePart& part) {
+    uint32_t number = 0;
+    if (index < static_cast<uint32_t>(schedule.count())) {
+      number = schedule.take(index, part);
+      index += step;
+    } else {
+      do {
+        if (place >= end) return false;
+        number = schedule.help(helper, place, part);
+      } while (part.first == part.end);
+    }
+    part.tile = schedule.tile(number);
+    return true;
   }
 };
 

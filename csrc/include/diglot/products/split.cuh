@@ -1,4 +1,5 @@
-// Products whose K is split: several blocks each sum a part of the steps along K of one tile.
+// Products whose K is split: several blocks each sum a part of the steps along K of one tile. All
+// tiles have as many parts, or those of the last round have helpers (HelpedRound).
 // Twin of triton_ops/lib/products/split.py.
 //
 // Each leaves its sums in scratch and counts its arrival. The last to arrive adds up all parts in
@@ -52,18 +53,24 @@ DIGLOT_DEVICE void add_in_order(float (&sums)[kSums], int parts, Load load) {
 // The last consumer of a part of a tile gets the sums of the whole tile, and true; others get
 // false. Warpgroup `consumer` of kConsumers calls it with its sums, and may use a named barrier.
 template <int kConsumers, int kSums>
-DIGLOT_DEVICE bool add_parts(float (&sums)[kSums], char* scratch, const TilePart& work, int parts,
-                             int consumer, int barrier) {
+DIGLOT_DEVICE bool add_parts(float (&sums)[kSums], char* scratch, const SplitSchedule& schedule,
+                             const TilePart& work, int consumer, int barrier) {
   constexpr int kVector = 4;
   __shared__ bool is_last[kConsumers];
+  const int parts = schedule.parts_beside(work);
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
   uint32_t* const counter =
       reinterpret_cast<uint32_t*>(scratch) + work.number * kConsumers + consumer;
-  // Neighbouring threads have neighbouring vectors.
-  const auto place = [&](int part, int i) {
-    const int64_t number = (work.number * parts + part) * kConsumers + consumer;
+  // Neighbouring threads have neighbouring vectors. Parts after the first one follow one another.
+  const auto sums_of = [&](int64_t slot) {
     return reinterpret_cast<float*>(scratch + kSplitCounterBytes) +
-           (number * kSums + i) * kWarpgroupThreads + thread * kVector;
+           (slot * kConsumers + consumer) * kSums * kWarpgroupThreads + thread * kVector;
+  };
+  constexpr int64_t kPart = int64_t{kConsumers} * kSums * kWarpgroupThreads;
+  float* const first = sums_of(schedule.slot(work, 0));
+  float* const second = sums_of(schedule.slot(work, 1));
+  const auto place = [&](int part, int i) {
+    return (part == 0 ? first : second + (part - 1) * kPart) + i * kWarpgroupThreads;
   };
   DIGLOT_UNROLL
   for (int i = 0; i < kSums; i += kVector) {

@@ -13,7 +13,7 @@
 // Products of few rows exchange their operands: tiles are those of C's transpose, B^T A^T. Columns
 // of C then fill the 64 rows of wgmma, and few rows of C make a narrow tile. Below, A is then B^T.
 // Narrow tiles have one consumer: half the rows make twice the tiles, for more SMs.
-// Products of few tiles split K (split.cuh).
+// Products of few tiles split K, and so may the last round of tiles (split.cuh).
 //
 // Consumers may take turns: each multiplies whole tiles, twice 64 rows, while the other finishes
 // its last one. So tensor cores need not wait for activations.
@@ -323,15 +323,13 @@ DIGLOT_DEVICE void produce_stages(const RingPlaces<Shape>& at, const TensorMap& 
   constexpr int kDepth = Shape::kDepth;
   const Sharing sharing = sharing_of<Shape>(product);
   Ring<Shape::kStages> ring;
-  const auto count = static_cast<uint32_t>(product.schedule.count());
-  const uint32_t clusters = sharing.clusters();
   const bool is_a_along_k = product.major_a == Major::kK;
   const bool is_b_along_k = product.major_b == Major::kK;
   // Along N, K-major tiles have no more columns than C's; N-major ones have whole panels.
   const int bytes_b = is_b_along_k ? Shape::kColumns * kDepth * Shape::kBytes : Shape::kBytesB;
   const uint32_t bytes = (kLoadsA ? Shape::kBytesA : 0) + (kLoadsB ? bytes_b : 0);
-  for (uint32_t index = sharing.cluster(); index < count; index += clusters) {
-    const TilePart part = product.schedule.part(index);
+  BlockParts parts(product.schedule, sharing.cluster(), sharing.clusters());
+  for (TilePart part; parts.next(part);) {
     const Tile tile = sharing.own(part.tile);
     const BatchPlace batch = place_in_batch(product, tile.batch);
     const int row = tile.row * Shape::kRows, column = tile.column * Shape::kColumns;
@@ -544,9 +542,9 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, const RingPlac
   }
   turns.begin();
   if (turn > 0) ring.advance(product.schedule.steps);
-  for (uint32_t index = sharing.cluster() + turn * clusters; index < count;
-       index += clusters * (Shape::kTakesTurns ? 2 : 1)) {
-    const TilePart part = product.schedule.part(index);
+  BlockParts block_parts(product.schedule, sharing.cluster() + turn * clusters,
+                         clusters * (Shape::kTakesTurns ? 2 : 1));
+  for (TilePart part; block_parts.next(part);) {
     const Tile tile = sharing.own(part.tile);
     const int row = tile.row * Shape::kRows + tile_row, column = tile.column * Shape::kColumns;
     TileBias<Out, Shape> bias;
@@ -559,7 +557,7 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, const RingPlac
           sums, ring, at, tile_row, product.major_a, product.major_b, part.end - part.first,
           release,
           [&] {
-            if (index + clusters < count) turns.pass();
+            if (block_parts.index - clusters < count) turns.pass();
           },
           of_rows);
     };
@@ -585,14 +583,15 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, const RingPlac
       }
       ring.advance(product.schedule.steps);  // the other consumer's
     } else {
-      const int parts = product.schedule.parts;
-      const ClusterParts<Shape> in_cluster{shared, consumer, stored.barrier, part.part, parts};
+      const ClusterParts<Shape> in_cluster{shared, consumer, stored.barrier, part.part,
+                                           product.schedule.parts};
       if (meets) {
         in_cluster.add(sums[0]);
         if constexpr (kKeepsBias) bias.load(epilogue, row, column);
-      } else if (parts > 1) {
+      } else if (!product.schedule.is_whole(part)) {
         const bool is_last = of_rows.with(sums[0], [&](auto& all) {
-          return add_parts<Shape::kConsumers>(all, scratch, part, parts, consumer, stored.barrier);
+          return add_parts<Shape::kConsumers>(all, scratch, product.schedule, part, consumer,
+                                              stored.barrier);
         });
         if (!is_last) continue;
       }
