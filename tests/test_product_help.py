@@ -17,16 +17,16 @@ FEW, MANY = (128, 64), (64, 96)  # sides of tiles
 pytestmark = NEEDS_CUDA
 
 
-def helped(tile: tuple[int, int], function, *tensors, help: int = 2, **keywords):
+def helped(tile: tuple[int, int], function, *tensors, **keywords):
     """The result by a plan of such tiles, which has helpers."""
     rows, columns = tile
     number = columns if rows == 128 else 1000 * rows + columns
-    asked = {"swap": 0, "turns": 1, "columns": number, "help": help}
+    asked = {"swap": 0, "turns": 1, "columns": number, "help": 2}
     with diglot.use_plans({f"products.cuda.{name}": value for name, value in asked.items()}):
         result = function(*tensors, backend="cuda", **keywords)
     last = diglot.last_run()
     assert last is not None
-    assert ("the last round helped" in last.variant) == (help == 2), last.variant
+    assert "the last round helped" in last.variant, last.variant
     return result
 
 
@@ -38,7 +38,7 @@ def sizes(tile: tuple[int, int], tiles: int, k: int) -> tuple[int, int, int]:
 def tile_counts() -> list[int]:
     """Fewer tiles than helpers, more, and such a round after whole ones."""
     blocks = multiprocessors()
-    return [2, blocks - 2, blocks + blocks // 2, 2 * blocks + 1]
+    return [2, 3 * blocks // 4, blocks + blocks // 2, 2 * blocks + 1]
 
 
 @pytest.mark.parametrize("tiles", tile_counts())
@@ -84,9 +84,20 @@ def test_tf32():
 
 def test_results_depend_on_no_order_of_blocks():
     """Float sums are in the order of K, whichever block finishes a tile."""
-    a, b = operands(*sizes(MANY, multiprocessors() - 3, 1032), "NT", BF16)
+    a, b = operands(*sizes(MANY, 3 * multiprocessors() // 4, 2056), "NT", BF16)
     results = [helped(MANY, diglot.matmul, a, b) for _ in range(3)]
     assert all(torch.equal(results[0], result) for result in results[1:])
+
+
+def test_other_numbers_come_first():
+    """Parts of K or clusters that are asked for; nobody helps there."""
+    a, b = operands(*sizes(MANY, multiprocessors() // 2, 2056), "NT", BF16)
+    for number in ({"split": 2}, {"split": 1}, {"cluster": 2}):
+        asked = {"help": 2, "columns": 64096, **number}
+        with diglot.use_plans({f"products.cuda.{name}": n for name, n in asked.items()}):
+            diglot.matmul(a, b, backend="cuda")
+        last = diglot.last_run()
+        assert last is not None and "helped" not in last.variant, number
 
 
 def test_no_helpers_where_rows_must_not_depend_on_m():
@@ -110,5 +121,5 @@ def test_a_plan_on_an_h200():
     (launch,) = plan.launches
     assert launch.grid[0] == 132
     order = dict(launch.order.numbers)
-    assert order["parts"] == 1 and order["kept"] == 221
+    assert order["parts"] == 1 and (order["kept"], order["cost"]) == (221, 4)
     assert plan.scratch == Scratch(4096 + (2 * 112 + 20) * 128 * 256 * 4, 4096, STREAM)

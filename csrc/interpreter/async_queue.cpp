@@ -12,14 +12,14 @@ void AsyncQueue::issue(Operation operation) {
     case 1: due = now_ + 1 + random_.below(256); break;
     default: break;
   }
-  items_.push_back({std::move(operation), due});
+  items_.push_back({due, std::make_unique<Operation>(std::move(operation))});
   next_due_ = std::min(next_due_, due);
 }
 
 void AsyncQueue::complete(std::size_t item) {
-  const Operation operation = std::move(items_[item].operation);
+  const std::unique_ptr<const Operation> operation = std::move(items_[item].operation);
   items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(item));
-  operation.complete(operation);
+  operation->complete(*operation);
 }
 
 void AsyncQueue::find_next_due() {
@@ -33,7 +33,7 @@ bool AsyncQueue::complete_due() {
     Item& item = items_[i];
     if (item.due > now_) {
       ++i;
-    } else if (item.operation.may_complete && !item.operation.may_complete()) {
+    } else if (item.operation->may_complete && !item.operation->may_complete()) {
       item.due = now_ + 1;
       ++i;
     } else {
@@ -52,7 +52,7 @@ bool AsyncQueue::complete_one() {
   const std::size_t first = random_.below(count);
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t candidate = (first + i) % count;
-    const Operation& operation = items_[candidate].operation;
+    const Operation& operation = *items_[candidate].operation;
     if (operation.may_complete && !operation.may_complete()) continue;
     complete(candidate);
     find_next_due();
@@ -63,7 +63,7 @@ bool AsyncQueue::complete_one() {
 
 const Operation* AsyncQueue::find(unsigned rank) const {
   for (const Item& item : items_) {
-    if (item.operation.rank == rank && item.operation.uses_shared) return &item.operation;
+    if (item.operation->rank == rank && item.operation->uses_shared) return item.operation.get();
   }
   return nullptr;
 }

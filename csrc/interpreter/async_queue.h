@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,8 +52,8 @@ class AsyncQueue {
 
  private:
   struct Item {
-    Operation operation;
     std::uint64_t due;
+    std::unique_ptr<Operation> operation;  // apart: many items move when one is completed
   };
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
 

@@ -37,6 +37,7 @@ inline Numbers order_of(const WgmmaProduct& product) {
   if (schedule.last.tiles > 0) {
     order.emplace_back("kept", schedule.last.kept);
     order.emplace_back("share", schedule.last.share);
+    order.emplace_back("cost", schedule.last.cost);
   }
   return order;
 }
@@ -145,7 +146,7 @@ Sharing sharing_of(int64_t asked, const TileSchedule& tiles, const Variant& vari
 // more rounds than single blocks.
 Sharing choose_sharing(Planner& planner, const Product& product, const Variant& variant) {
   const int64_t m = product.planned_m(), asked = planner.tuned(Tunable::kProductsCluster);
-  if (variant.takes_turns || variant.parts > 1 || variant.last.tiles > 0 || variant.rows > 128 ||
+  if (variant.takes_turns || variant.parts > 1 || variant.rows > 128 ||
       product.c->dtype == DType::kFloat32) {
     return {};
   }
@@ -218,6 +219,18 @@ double end_of(const Product& product) {
   return kWgmmaEnd + (is_plain(product) ? 0 : kMoreThanBias) + (is_simple ? 0 : kActivation);
 }
 
+// Gives a variant helpers in its last round, if it takes less time with them, or if they are asked
+// for.
+void consider_helpers(Variant& variant, const TileWork& work, bool is_asked,
+                      int64_t multiprocessors) {
+  const HelpedRound last = helped_round(work, multiprocessors);
+  if (last.tiles == 0) return;
+  const double time = time_helped(work, last, multiprocessors);
+  if (!is_asked && time >= variant.time) return;
+  variant.time = time, variant.last = last;
+  variant.parts = 1, variant.meets = false, variant.sharing = {};
+}
+
 // The kernel and the parts of K that take the least time.
 Variant best_variant(Planner& planner, const Product& product) {
   const int64_t m = product.planned_m();
@@ -226,6 +239,10 @@ Variant best_variant(Planner& planner, const Product& product) {
       product.is_batch_invariant ? 1 : planner.tuned(Tunable::kProductsSplit);
   const int64_t asked_meeting = planner.tuned(Tunable::kProductsSplitInCluster);
   const int64_t helps = planner.tuned(Tunable::kProductsHelp);
+  // Other numbers that were asked for come first. A row's sums may have to be the same, however
+  // many tiles there are.
+  const bool may_help = helps != kNever && planner.tuned(Tunable::kProductsSplit) == 0 &&
+                        asked_meeting != kAlways && !product.is_batch_invariant;
   std::vector<Variant> variants = variants_of(planner, product);
   const int64_t asked = planner.tuned(Tunable::kProductsColumns);
   const int64_t asked_sharing = planner.tuned(Tunable::kProductsCluster);
@@ -268,16 +285,9 @@ Variant best_variant(Planner& planner, const Product& product) {
         variant.time = other, variant.parts = parts, variant.meets = false;
       }
     }
-    // A row's sums must not depend on how many tiles there are.
-    if (helps != kNever && !is_whole && asked_parts <= 1 && !product.is_batch_invariant) {
-      const HelpedRound last = helped_round(work, multiprocessors);
-      const double helped = time_helped(work, last, multiprocessors);
-      if (last.tiles > 0 && (helps == kAlways || helped < variant.time)) {
-        variant.time = helped, variant.parts = 1, variant.meets = false, variant.last = last;
-      }
-    }
     variant.sharing = choose_sharing(planner, product, variant);
     if (variant.sharing.blocks() >= kFewestSharing) variant.time *= kTimeOfSharing;
+    if (may_help && !is_whole) consider_helpers(variant, work, helps == kAlways, multiprocessors);
     if (variant.time < best.time) best = variant;
   }
   return best;

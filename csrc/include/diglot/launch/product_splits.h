@@ -66,8 +66,8 @@ inline double time_of(const TileWork& work, int parts, int64_t multiprocessors) 
 // The last round of whole tiles, with helpers if there is room for their sums. Nobody has measured
 // them yet: the steps that a part costs are a guess.
 inline HelpedRound helped_round(const TileWork& work, int64_t multiprocessors) {
-  constexpr double kPartBegins = 1000;  // nanoseconds until a part's first steps are loaded
-  const double cost = (kPartBegins + static_cast<double>(work.bytes) / kSplitSums) / work.step;
+  constexpr double kPartEnds = 1000;  // nanoseconds: its last products, and its arrival
+  const double cost = (kPartEnds + static_cast<double>(work.bytes) / kSplitSums) / work.step;
   const HelpedRound round = HelpedRound::of(work.tiles, work.steps, multiprocessors,
                                             static_cast<int>(std::min(cost + 1, 1e6)));
   const bool has_room = round.tiles * work.counters <= kSplitCounters &&
@@ -79,13 +79,14 @@ inline HelpedRound helped_round(const TileWork& work, int64_t multiprocessors) {
 inline double time_helped(const TileWork& work, const HelpedRound& round, int64_t multiprocessors) {
   TileWork before = work, last = work;
   before.tiles = work.tiles - round.tiles;
-  last.tiles = multiprocessors, last.steps = round.kept;
+  last.tiles = round.tiles + round.helpers, last.steps = round.kept;
   // Memory gives the operands of all rounds while these compute.
   const double share = static_cast<double>(before.tiles) / static_cast<double>(work.tiles);
   before.memory = static_cast<int64_t>(static_cast<double>(work.memory) * share);
   last.memory = work.memory - before.memory;
   const double whole = before.tiles > 0 ? time_of(before, 1, multiprocessors) : 0;
-  const double parts = 2 + static_cast<double>(round.tiles) / round.helpers;
+  int parts = 0;  // that the last block of a tile adds up, at most
+  for (int tile = 0; tile < round.tiles; ++tile) parts = std::max(parts, round.parts(tile));
   return whole + time_of(last, 1, multiprocessors) + kSplitRound +
          static_cast<double>(work.bytes) * (1 + parts) / kSplitSums;
 }

@@ -88,23 +88,27 @@ constexpr int64_t kSplitCounterBytes = kSplitCounters * 4;
 // block computes `kept` steps along K, and helpers compute the others.
 //
 // Those of all tiles make a line, which the helpers share out evenly. A tile's segment of it begins
-// with `cost` places, since a part takes longer than its steps: its ring begins anew, and its sums
-// go through memory. So all blocks keep the same steps of K at the same time, but for the helpers.
+// with `cost` places, since a part takes longer than its steps: its sums go through memory. The
+// tiles' own blocks read the same steps at the same time, so L2 serves what they share.
 struct HelpedRound {
+  static constexpr int kMostHelpers = 8;  // for each tile, in the mean
+
   int tiles = 0;  // 0: nobody helps
   int helpers = 0, kept = 0, cost = 0;
   int segment = 1, share = 1;  // places of a tile, and of a helper
   Divisor of_segment = Divisor::of(1), of_share = Divisor::of(1);
 
   // Of `tiles` tiles of `steps` steps on `blocks` blocks. The line has fewer than 2^31 places, or
-  // nobody helps.
+  // nobody helps. One block adds up all parts of a tile, so a tile has few helpers.
   static HelpedRound of(int64_t tiles, int steps, int64_t blocks, int cost) {
     HelpedRound round;
     const int64_t left = tiles % blocks, places = left * (int64_t{steps} + cost);
-    const int64_t kept = (places + blocks - 1) / blocks;
-    if (left == 0 || kept >= steps || places >= int64_t{1} << 31) return round;
+    const int64_t most = left * kMostHelpers, idle = blocks - left;
+    const int64_t helpers = idle < most ? idle : most, working = left + helpers;
+    const int64_t kept = left == 0 ? steps : (places + working - 1) / working;
+    if (kept >= steps || places >= int64_t{1} << 31) return round;
     round.tiles = static_cast<int>(left);
-    round.helpers = static_cast<int>(blocks - left);
+    round.helpers = static_cast<int>(helpers);
     round.kept = static_cast<int>(kept);
     round.cost = cost;
     round.segment = steps - round.kept + cost;
@@ -167,7 +171,7 @@ struct SplitSchedule {
     return part;
   }
 
-  // Sets a part but for its tile, of which it returns the number among all.
+  // Sets all of a part but its tile. Returns the tile's number among all.
   DIGLOT_HOST_DEVICE uint32_t take(uint32_t index, TilePart& part) const {
     uint32_t number = index;
     part.number = index, part.part = 0, part.first = 0, part.end = steps;
@@ -182,8 +186,8 @@ struct SplitSchedule {
     return number;
   }
 
-  // The same of what a helper has of its share: of the tile whose segment has this place of the
-  // line. `place` becomes the next one. Without steps, the part is empty.
+  // The same for the next part of a helper's share, which begins at `place` of the line. `place`
+  // becomes its end. A part may have no steps.
   DIGLOT_HOST_DEVICE uint32_t help(int helper, int& place, TilePart& part) const {
     const uint32_t number = last.of_segment.quotient(static_cast<uint32_t>(place));
     const int before = static_cast<int>(number) * last.segment, end = before + last.segment;
@@ -251,8 +255,9 @@ struct BlockParts {
   DIGLOT_HOST_DEVICE BlockParts(const SplitSchedule& schedule, uint32_t first, uint32_t step)
       : schedule(schedule), index(first), step(step), helper(0), place(0), end(0) {
     const HelpedRound& last = schedule.last;
-    if (static_cast<int>(first) < last.tiles || last.tiles == 0) return;
-    helper = static_cast<int>(first) - last.tiles;
+    const int number = static_cast<int>(first) - last.tiles;
+    if (number < 0 || number >= last.helpers) return;
+    helper = number;
     place = helper * last.share;
     end = place + last.share < last.line() ? place + last.share : last.line();
   }
