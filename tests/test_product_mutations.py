@@ -87,19 +87,17 @@ SPLIT_FAULTS = {
 # Of a last round with helpers.
 HELPED_FAULTS = {
     "none, with helpers": NO_FAULT,
-    "more than a share": Fault("place = share_end < end ? share_end : end;", "place = end;"),
+    "more than a share": Fault("share_end < segment_end ? share_end : segment_end", "segment_end"),
     "a step of the next helper": Fault(
-        "part.end = step_at(place);", "part.end = step_at(place) + (helper == 0);"
+        "part.end = step_at(share_end", "part.end = (helper == 0) + step_at(share_end"
     ),
     "all steps of a helped tile": Fault("part.end = last.kept;", "part.end = steps;"),
     "no step beside the helpers": Fault("part.end = last.kept;", "part.end = 0;"),
     "helpers' sums in one place": Fault("first_helper(tile) + tile + part - 1", "part - 1"),
     "a tile of one helper": Fault("last_helper(tile) - first_helper(tile) + 2;", "2;"),
-    "another part": Fault(
-        "helper - last.first_helper(static_cast<int>(number)) + 1;", "helper + 1;"
-    ),
+    "another part": Fault("helper - last.first_helper(number) + 1;", "helper + 1;"),
     "every part is whole": Fault("return part.end - part.first == steps;", "return true;"),
-    "another tile": Fault("first_helped() + number;", "first_helped();"),
+    "another tile": Fault("first_helped() + static_cast<uint32_t>(number);", "first_helped();"),
 }
 # Of tiles whose parts clusters have.
 MEETING_FAULTS = {
@@ -162,7 +160,7 @@ SHARING_FAULTS = {
 TURNS_FAULTS = {
     "none, in turns": NO_FAULT,
     "out of turn": Fault("turns.await();", ""),
-    "no turn for the other": Fault("if (index + clusters < count) turns.pass();", ""),
+    "no turn for the other": Fault("if (number + clusters < parts.count) turns.pass();", ""),
     "no first turn": Fault("turns.begin();", ""),
     "its own turn again": Fault("kFirst + 1 - consumer", "kFirst + consumer"),
     "the other consumer's stages": Fault(

@@ -41,8 +41,12 @@ extern "C" __attribute__((visibility("default"))) int64_t helped_parts(int tiles
   const diglot::SplitSchedule schedule{{tiles, 1, 1, 1}, steps, 1, last};
   int64_t count = 0;
   for (int block = 0; block < blocks; ++block) {
-    diglot::BlockParts parts(schedule, static_cast<uint32_t>(block), static_cast<uint32_t>(blocks));
-    for (diglot::TilePart part; parts.next(part) && count < most; ++count) {
+    const diglot::BlockParts parts(schedule, static_cast<uint32_t>(block),
+                                   static_cast<uint32_t>(blocks));
+    for (uint32_t at = parts.first; at < parts.limit && count < most; at = parts.after(at)) {
+      const diglot::TilePart part = parts.part(at);
+      if (part.first == part.end) continue;
+      ++count;
       const bool is_whole = schedule.is_whole(part);
       for (const int64_t number :
            {int64_t{block}, int64_t{part.tile.row}, int64_t{part.part}, int64_t{part.first},

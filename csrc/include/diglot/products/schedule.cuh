@@ -131,6 +131,15 @@ struct HelpedRound {
     return part == 0 ? tile : tiles + first_helper(tile) + tile + part - 1;
   }
   int slots() const { return 2 * tiles + helpers; }
+  // The tile whose segment has a place, and how many segments have places of a helper's share.
+  DIGLOT_HOST_DEVICE int tile_at(int place) const {
+    return static_cast<int>(of_segment.quotient(static_cast<uint32_t>(place)));
+  }
+  DIGLOT_HOST_DEVICE uint32_t items(int helper) const {
+    const int begin = helper * share, all = line();
+    const int end = begin + share < all ? begin + share : all;
+    return begin < end ? static_cast<uint32_t>(tile_at(end - 1) - tile_at(begin) + 1) : 0;
+  }
 
  private:
   DIGLOT_HOST_DEVICE int helper(int place) const {
@@ -186,21 +195,21 @@ struct SplitSchedule {
     return number;
   }
 
-  // The same for the next part of a helper's share, which begins at `place` of the line. `place`
-  // becomes its end. A part may have no steps.
-  DIGLOT_HOST_DEVICE uint32_t help(int helper, int& place, TilePart& part) const {
-    const uint32_t number = last.of_segment.quotient(static_cast<uint32_t>(place));
-    const int before = static_cast<int>(number) * last.segment, end = before + last.segment;
-    const int share_end = (helper + 1) * last.share;
-    const auto step_at = [&](int at) {
-      return last.kept + (at - before > last.cost ? at - before - last.cost : 0);
+  // The same for what a helper has of its share: item by item, each in another tile. An item may
+  // have no steps.
+  DIGLOT_HOST_DEVICE uint32_t help(int helper, int item, TilePart& part) const {
+    const int share = helper * last.share, number = last.tile_at(share) + item;
+    const int segment = number * last.segment;
+    const auto step_at = [&](int place) {
+      const int within = place - segment - last.cost;
+      return last.kept + (within > 0 ? within : 0);
     };
-    part.first = step_at(place);
-    place = share_end < end ? share_end : end;
-    part.end = step_at(place);
+    const int share_end = share + last.share, segment_end = segment + last.segment;
+    part.first = step_at(share > segment ? share : segment);
+    part.end = step_at(share_end < segment_end ? share_end : segment_end);
     part.number = number;
-    part.part = helper - last.first_helper(static_cast<int>(number)) + 1;
-    return first_helped() + number;
+    part.part = helper - last.first_helper(number) + 1;
+    return first_helped() + static_cast<uint32_t>(number);
   }
 
   // The place of a tile, by its number among all.
@@ -245,37 +254,35 @@ struct SplitSchedule {
   }
 };
 
-// The parts that a block computes, one after the other: each `step`-th of all from number `index`
-// on, then those with which it helps.
+// The numbers of a block's parts: those of all parts from `first` on, each `step`-th. Numbers from
+// `count` on are those of the items with which it helps. A loop over them keeps no other state, so
+// that the compiler sees that all threads of a warp have the same.
 struct BlockParts {
   const SplitSchedule& schedule;
-  uint32_t index, step;
-  int helper, place, end;  // on the helpers' line
+  uint32_t first, step, count, limit;
+  int helper;
 
-  DIGLOT_HOST_DEVICE BlockParts(const SplitSchedule& schedule, uint32_t first, uint32_t step)
-      : schedule(schedule), index(first), step(step), helper(0), place(0), end(0) {
-    const HelpedRound& last = schedule.last;
-    const int number = static_cast<int>(first) - last.tiles;
-    if (number < 0 || number >= last.helpers) return;
-    helper = number;
-    place = helper * last.share;
-    end = place + last.share < last.line() ? place + last.share : last.line();
+  DIGLOT_HOST_DEVICE BlockParts(const SplitSchedule& schedule, uint32_t from, uint32_t step)
+      : schedule(schedule), step(step), count(static_cast<uint32_t>(schedule.count())) {
+    first = from < count ? from : count;
+    limit = count;
+    helper = static_cast<int>(from) - schedule.last.tiles;
+    if (helper >= 0 && helper < schedule.last.helpers) limit += schedule.last.items(helper);
   }
 
-  // The next part, if there is one.
-  DIGLOT_HOST_DEVICE bool next(TilePart& part) {
-    uint32_t number = 0;
-    if (index < static_cast<uint32_t>(schedule.count())) {
-      number = schedule.take(index, part);
-      index += step;
-    } else {
-      do {
-        if (place >= end) return false;
-        number = schedule.help(helper, place, part);
-      } while (part.first == part.end);
-    }
-    part.tile = schedule.tile(number);
-    return true;
+  // The number after this one; the last has `limit` after it.
+  DIGLOT_HOST_DEVICE uint32_t after(uint32_t number) const {
+    if (number >= count) return number + 1;
+    return number + step < count ? number + step : count;
+  }
+
+  DIGLOT_HOST_DEVICE TilePart part(uint32_t number) const {
+    TilePart part;
+    const uint32_t tile = number < count
+                              ? schedule.take(number, part)
+                              : schedule.help(helper, static_cast<int>(number - count), part);
+    part.tile = schedule.tile(tile);
+    return part;
   }
 };
 

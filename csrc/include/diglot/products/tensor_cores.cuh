@@ -328,8 +328,9 @@ DIGLOT_DEVICE void produce_stages(const RingPlaces<Shape>& at, const TensorMap& 
   // Along N, K-major tiles have no more columns than C's; N-major ones have whole panels.
   const int bytes_b = is_b_along_k ? Shape::kColumns * kDepth * Shape::kBytes : Shape::kBytesB;
   const uint32_t bytes = (kLoadsA ? Shape::kBytesA : 0) + (kLoadsB ? bytes_b : 0);
-  BlockParts parts(product.schedule, sharing.cluster(), sharing.clusters());
-  for (TilePart part; parts.next(part);) {
+  const BlockParts parts(product.schedule, sharing.cluster(), sharing.clusters());
+  for (uint32_t number = parts.first; number < parts.limit; number = parts.after(number)) {
+    const TilePart part = parts.part(number);
     const Tile tile = sharing.own(part.tile);
     const BatchPlace batch = place_in_batch(product, tile.batch);
     const int row = tile.row * Shape::kRows, column = tile.column * Shape::kColumns;
@@ -530,7 +531,6 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, const RingPlac
   const int tile_row = Shape::kTakesTurns ? 0 : consumer * Shape::kConsumerRows;
   Ring<Shape::kStages> ring;
   TmaParts<Shape> stored{shared.c[consumer], 1 + consumer};
-  const auto count = static_cast<uint32_t>(product.schedule.count());
   const uint32_t clusters = sharing.clusters();
   const uint32_t turn = Shape::kTakesTurns ? static_cast<uint32_t>(consumer) : 0;
   const Turns<Shape> turns{consumer};
@@ -542,9 +542,11 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, const RingPlac
   }
   turns.begin();
   if (turn > 0) ring.advance(product.schedule.steps);
-  BlockParts block_parts(product.schedule, sharing.cluster() + turn * clusters,
+  const BlockParts parts(product.schedule, sharing.cluster() + turn * clusters,
                          clusters * (Shape::kTakesTurns ? 2 : 1));
-  for (TilePart part; block_parts.next(part);) {
+  for (uint32_t number = parts.first; number < parts.limit; number = parts.after(number)) {
+    const TilePart part = parts.part(number);
+    if (part.first == part.end) continue;  // a helper's item without steps
     const Tile tile = sharing.own(part.tile);
     const int row = tile.row * Shape::kRows + tile_row, column = tile.column * Shape::kColumns;
     TileBias<Out, Shape> bias;
@@ -557,7 +559,7 @@ DIGLOT_DEVICE void consume_stages(typename Shape::Shared& shared, const RingPlac
           sums, ring, at, tile_row, product.major_a, product.major_b, part.end - part.first,
           release,
           [&] {
-            if (block_parts.index - clusters < count) turns.pass();
+            if (number + clusters < parts.count) turns.pass();
           },
           of_rows);
     };
