@@ -25,9 +25,7 @@ OTHERS, TURNS = (96, 128, 160, 192, 128, 192), (128, 128, 128)
 COLUMNS = tuple(sorted(PLAIN + FULL + OTHERS + TURNS))
 NAMES = ("UTMALDG.4D", "UTMASTG.4D", "USETMAXREG")
 FAST, EXACT = "0", "1"  # ways to add in scaled.cuh
-# Instructions that bring a warp's threads together, at most: more of them are loops over threads
-# around TMA's instructions, where the compiler does not see that one thread has the numbers.
-MOST_SYNCS = 18
+MOST_SYNCS = 18  # of a warp: more of them are loops over its threads, around TMA's instructions
 FLOAT8_PAIRS = ("E4M3.E4M3", "E4M3.E5M2", "E5M2.E4M3")
 
 

@@ -21,7 +21,7 @@ def helped(tile: tuple[int, int], function, *tensors, **keywords):
     """The result by a plan of such tiles, which has helpers."""
     rows, columns = tile
     number = columns if rows == 128 else 1000 * rows + columns
-    asked = {"swap": 0, "turns": 1, "columns": number, "help": 2}
+    asked = {"swap": 0, "turns": 1, "columns": number, "split": -1}
     with diglot.use_plans({f"products.cuda.{name}": value for name, value in asked.items()}):
         result = function(*tensors, backend="cuda", **keywords)
     last = diglot.last_run()
@@ -89,21 +89,10 @@ def test_results_depend_on_no_order_of_blocks():
     assert all(torch.equal(results[0], result) for result in results[1:])
 
 
-def test_other_numbers_come_first():
-    """Parts of K or clusters that are asked for; nobody helps there."""
-    a, b = operands(*sizes(MANY, multiprocessors() // 2, 2056), "NT", BF16)
-    for number in ({"split": 2}, {"split": 1}, {"cluster": 2}):
-        asked = {"help": 2, "columns": 64096, **number}
-        with diglot.use_plans({f"products.cuda.{name}": n for name, n in asked.items()}):
-            diglot.matmul(a, b, backend="cuda")
-        last = diglot.last_run()
-        assert last is not None and "helped" not in last.variant, number
-
-
 def test_no_helpers_where_rows_must_not_depend_on_m():
     a, b = operands(*sizes(MANY, 3, 456), "NT", BF16)
     result = diglot.matmul(a, b, backend="cuda", batch_invariant=True)
-    with diglot.use_plans({"products.cuda.help": 2}):
+    with diglot.use_plans({"products.cuda.split": -1}):
         assert torch.equal(diglot.matmul(a, b, backend="cuda", batch_invariant=True), result)
         last = diglot.last_run()
     assert last is not None and "helped" not in last.variant
@@ -113,7 +102,7 @@ def test_no_helpers_where_rows_must_not_depend_on_m():
 def test_a_plan_on_an_h200():
     """112 tiles of 132 SMs: 20 helpers. The plan says how it cuts K."""
     a, b = (torch.empty(shape, dtype=BF16) for shape in ((770, 16384), (16384, 4096)))
-    numbers = {"products.cuda.help": 2, "products.cuda.columns": 256}
+    numbers = {"products.cuda.split": -1, "products.cuda.columns": 256}
     with diglot.use_plans(numbers), plan_runs(Device(90, 132, 228 << 10, True)) as runs:
         diglot.matmul(a, b, backend="cuda")
     (plan,) = [run.plan for run in runs]

@@ -88,7 +88,8 @@ constexpr int kTurnWidth = 128;  // where consumers take turns
 // Rows and columns of other plain tiles.
 constexpr std::pair<int, int> kOthers[] = {{64, 96},  {64, 128},  {64, 160},
                                            {64, 192}, {192, 128}, {192, 192}};
-constexpr int64_t kNever = 1, kAlways = 2;  // values of `split_in_cluster`, `turns` and `help`
+constexpr int64_t kNever = 1, kAlways = 2;  // values of `split_in_cluster` and `turns`
+constexpr int64_t kByHelpers = -1;          // a value of `split`
 // Blocks of a cluster that share tiles, at least: two of them gain nothing on an H200. More of them
 // take this share of the time.
 constexpr int kFewestSharing = 4;
@@ -219,16 +220,12 @@ double end_of(const Product& product) {
   return kWgmmaEnd + (is_plain(product) ? 0 : kMoreThanBias) + (is_simple ? 0 : kActivation);
 }
 
-// Gives a variant helpers in its last round, if it takes less time with them, or if they are asked
-// for.
-void consider_helpers(Variant& variant, const TileWork& work, bool is_asked,
-                      int64_t multiprocessors) {
-  const HelpedRound last = helped_round(work, multiprocessors);
-  if (last.tiles == 0) return;
-  const double time = time_helped(work, last, multiprocessors);
-  if (!is_asked && time >= variant.time) return;
-  variant.time = time, variant.last = last;
+// The variant with helpers in the last round, instead of parts and clusters.
+Variant with_helpers(Variant variant, const TileWork& work, const HelpedRound& last,
+                     int64_t multiprocessors) {
+  variant.time = time_helped(work, last, multiprocessors), variant.last = last;
   variant.parts = 1, variant.meets = false, variant.sharing = {};
+  return variant;
 }
 
 // The kernel and the parts of K that take the least time.
@@ -238,11 +235,6 @@ Variant best_variant(Planner& planner, const Product& product) {
   const int64_t asked_parts =
       product.is_batch_invariant ? 1 : planner.tuned(Tunable::kProductsSplit);
   const int64_t asked_meeting = planner.tuned(Tunable::kProductsSplitInCluster);
-  const int64_t helps = planner.tuned(Tunable::kProductsHelp);
-  // Other numbers that were asked for come first. A row's sums may have to be the same, however
-  // many tiles there are.
-  const bool may_help = helps != kNever && planner.tuned(Tunable::kProductsSplit) == 0 &&
-                        asked_meeting != kAlways && !product.is_batch_invariant;
   std::vector<Variant> variants = variants_of(planner, product);
   const int64_t asked = planner.tuned(Tunable::kProductsColumns);
   const int64_t asked_sharing = planner.tuned(Tunable::kProductsCluster);
@@ -287,7 +279,10 @@ Variant best_variant(Planner& planner, const Product& product) {
     }
     variant.sharing = choose_sharing(planner, product, variant);
     if (variant.sharing.blocks() >= kFewestSharing) variant.time *= kTimeOfSharing;
-    if (may_help && !is_whole) consider_helpers(variant, work, helps == kAlways, multiprocessors);
+    if (asked_parts == kByHelpers && !variant.takes_turns) {
+      const HelpedRound last = helped_round(work, multiprocessors);
+      if (last.tiles > 0) variant = with_helpers(variant, work, last, multiprocessors);
+    }
     if (variant.time < best.time) best = variant;
   }
   return best;

@@ -42,7 +42,6 @@ namespace diglot {
   X(kProductsCluster, "products.cuda.cluster")                                                   \
   X(kProductsColumns, "products.cuda.columns")                                                   \
   X(kProductsGroup, "products.both.group")                                                       \
-  X(kProductsHelp, "products.cuda.help")                                                         \
   X(kProductsRowSums, "products.both.row_sums")                                                  \
   X(kProductsSpeed, "products.cuda.speed")                                                       \
   X(kProductsSpeedOfFew, "products.cuda.speed_of_few")                                           \

@@ -148,8 +148,8 @@ struct HelpedRound {
 };
 
 // Each tile's K is split into `parts`, which follow one another. So they end at about the same
-// time, and their sums are still in L2 when they are added up. Or each tile is whole, but for those
-// of a last round with helpers.
+// time, and their sums are still in L2 when they are added up. Or tiles are whole, except where the
+// last round has helpers.
 struct SplitSchedule {
   TileSchedule tiles;
   int steps;  // along K, at least one for each part
