@@ -6,10 +6,11 @@ extern "C" __attribute__((visibility("default"))) void tiles(int rows, int colum
                                                              int group, int64_t* out) {
   const diglot::TileSchedule schedule{rows, columns, batches, group};
   const diglot::SplitSchedule whole{schedule, 1, 1};
+  const diglot::BlockParts parts(whole, 0, 1);
   for (int64_t index = 0; index < schedule.count(); ++index) {
     // By divisions, and by the host's multipliers. A row of -1 says that they differ.
     const diglot::Tile tile = schedule.tile(index);
-    const diglot::Tile other = whole.part(static_cast<uint32_t>(index)).tile;
+    const diglot::Tile other = parts.part(static_cast<uint32_t>(index)).tile;
     const bool is_same =
         tile.row == other.row && tile.column == other.column && tile.batch == other.batch;
     *out++ = is_same ? tile.row : -1;
@@ -22,8 +23,9 @@ extern "C" __attribute__((visibility("default"))) void parts_of_tiles(int rows, 
                                                                       int steps, int parts,
                                                                       int64_t* out) {
   const diglot::SplitSchedule schedule{{rows, columns, 1, 1}, steps, parts};
-  for (int64_t index = 0; index < schedule.count(); ++index) {
-    const diglot::TilePart part = schedule.part(index);
+  const diglot::BlockParts all(schedule, 0, 1);
+  for (uint32_t at = all.first; at < all.limit; at = all.after(at)) {
+    const diglot::TilePart part = all.part(at);
     *out++ = part.number;
     *out++ = part.part;
     *out++ = part.first;
@@ -56,7 +58,7 @@ extern "C" __attribute__((visibility("default"))) int64_t helped_parts(int tiles
       }
     }
   }
-  return last.slots() < 0 ? -1 : count;
+  return count;
 }
 
 extern "C" __attribute__((visibility("default"))) uint32_t quotient(uint32_t of, uint32_t by) {

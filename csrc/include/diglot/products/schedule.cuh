@@ -85,7 +85,7 @@ constexpr int kSplitCounters = 1024;
 constexpr int64_t kSplitCounterBytes = kSplitCounters * 4;
 
 // The last round of tiles has fewer than there are blocks. Blocks without one help: a tile's own
-// block computes `kept` steps along K, and helpers compute the others.
+// block computes `kept` steps along K, and helpers compute the others. Triton has no such round.
 //
 // Those of all tiles make a line, which the helpers share out evenly. A tile's segment of it begins
 // with `cost` places, since a part takes longer than its steps: its sums go through memory. The
@@ -173,14 +173,8 @@ struct SplitSchedule {
   // Of parts, without those of helpers.
   DIGLOT_HOST_DEVICE int64_t count() const { return tiles.count() * parts; }
 
-  // A bijection from [0, count()) to the parts of all tiles. There are fewer than 2^31.
-  DIGLOT_HOST_DEVICE TilePart part(uint32_t index) const {
-    TilePart part;
-    part.tile = tile(take(index, part));
-    return part;
-  }
-
-  // Sets all of a part but its tile. Returns the tile's number among all.
+  // Sets all of a part but its tile, and returns the tile's number among all: a bijection from
+  // [0, count()) to the parts of all tiles. There are fewer than 2^31.
   DIGLOT_HOST_DEVICE uint32_t take(uint32_t index, TilePart& part) const {
     uint32_t number = index;
     part.number = index, part.part = 0, part.first = 0, part.end = steps;
